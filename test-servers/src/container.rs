@@ -2,8 +2,6 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
@@ -20,16 +18,15 @@ use testcontainers::core::{ContainerPort, ImageExt as _};
 use testcontainers::runners::AsyncRunner as _;
 use testcontainers::{ContainerAsync, GenericImage};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::OnceCell;
 use tokio::time::{sleep, timeout};
 
 use crate::kind::{Kind, Place};
-use crate::machine::Machine;
+use crate::machine::{Data, Machine};
 use crate::run;
 
-/// The process that a container belongs to.
+/// The label that names the process that a container belongs to.
 const RUN: &str = "fencelock.test.run";
-/// Which of the servers of that process it is.
-const NUMBER: &str = "fencelock.test.server";
 /// How long an engine may take to say that it is there.
 const LONGEST_ANSWER: Duration = Duration::from_secs(5);
 /// How often the engine is asked to pause a container. On a busy machine it may give up before all processes of one that
@@ -72,14 +69,14 @@ pub(crate) async fn image(kind: &Kind) -> Result<String> {
 
 impl Container {
     pub(crate) async fn start(kind: Kind, image: String, port: u16, arguments: Vec<String>) -> Result<Self> {
-        static FIRST: Once = Once::new();
+        static CLEANED_UP: OnceCell<()> = OnceCell::const_new();
         let docker = engine().await?;
-        let mut first = false;
-        FIRST.call_once(|| first = true);
-        if first {
+        let clean_up = async || {
             remove_on_signals(&docker)?;
             remove(&docker, is_stale).await;
-        }
+            Ok::<_, anyhow::Error>(())
+        };
+        CLEANED_UP.get_or_try_init(clean_up).await?;
         let mut container = Self {
             docker,
             kind,
@@ -94,8 +91,6 @@ impl Container {
     }
 
     async fn run(&mut self) -> Result<()> {
-        static NUMBERS: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed).to_string();
         let (name, tag) = name_and_tag(&self.image);
         let shared = self.kind.shares_the_loopback();
         let place = Place {
@@ -123,8 +118,7 @@ impl Container {
                 config.port_bindings = bindings.clone();
                 config.mounts = Some(vec![data.clone()]);
             })
-            .with_label(RUN, run::label())
-            .with_label(NUMBER, &number);
+            .with_label(RUN, run::label());
         let request = match shared {
             true => request.with_network("host"),
             false => request.with_mapped_port(self.port, inside),
@@ -133,13 +127,8 @@ impl Container {
         let request = environment
             .into_iter()
             .fold(request, |request, (key, value)| request.with_env_var(key, value));
-        let started = request.start().await;
-        if started.is_err() {
-            // It may have been made and not have started.
-            let is_it = |container: &_| is_ours(container) && label(container, NUMBER) == Some(&number);
-            remove(&self.docker, is_it).await;
-        }
-        self.container = Some(started.context("starting a container")?);
+        // One that was made and has not started is removed by the next run.
+        self.container = Some(request.start().await.context("starting a container")?);
         Ok(())
     }
 
@@ -190,30 +179,29 @@ impl Machine for Container {
         Ok(())
     }
 
-    async fn start_again(&mut self) -> Result<()> {
+    async fn start_again(&mut self, data: Data) -> Result<()> {
+        if data != Data::Kept {
+            // The data goes only with its container.
+            if let Some(container) = self.container.take() {
+                container.rm().await.context("removing a container")?;
+            }
+            self.run().await?;
+        }
+        if data == Data::Copied {
+            self.kill().await?;
+            let parent = Path::new(self.kind.data).parent().unwrap_or(Path::new("/"));
+            let options = UploadToContainerOptionsBuilder::new().path(&parent.to_string_lossy());
+            let archive = body_full(self.copy.clone().into());
+            let restored = self
+                .docker
+                .upload_to_container(self.id(), Some(options.build()), archive);
+            restored.await.context("restoring data")?;
+        }
+        if data == Data::Lost {
+            return Ok(());
+        }
         let started = self.docker.start_container(self.id(), None).await;
         started.context("starting a container again")
-    }
-
-    async fn start_anew(&mut self) -> Result<()> {
-        if let Some(container) = self.container.take() {
-            container.rm().await.context("removing a container")?;
-        }
-        self.run().await
-    }
-
-    async fn start_with_copy(&mut self) -> Result<()> {
-        // The engine puts files only where there is a container, and the data of one is gone only with it.
-        self.start_anew().await?;
-        self.kill().await?;
-        let parent = Path::new(self.kind.data).parent().unwrap_or(Path::new("/"));
-        let options = UploadToContainerOptionsBuilder::new()
-            .path(&parent.to_string_lossy())
-            .build();
-        let archive = body_full(self.copy.clone().into());
-        let restored = self.docker.upload_to_container(self.id(), Some(options), archive).await;
-        restored.context("restoring data")?;
-        self.start_again().await
     }
 
     async fn copy(&mut self) -> Result<()> {
@@ -256,7 +244,7 @@ fn remove_on_signals(docker: &Docker) -> Result<()> {
         let docker = docker.clone();
         tokio::spawn(async move {
             if signals.recv().await.is_some() {
-                remove(&docker, is_ours).await;
+                remove(&docker, |container| label(container) == Some(&run::label())).await;
                 std::process::exit(128 + number);
             }
         });
@@ -276,12 +264,8 @@ async fn remove(docker: &Docker, chosen: impl Fn(&ContainerSummary) -> bool) {
     }
 }
 
-fn label<'a>(container: &'a ContainerSummary, key: &str) -> Option<&'a String> {
-    container.labels.as_ref()?.get(key)
-}
-
-fn is_ours(container: &ContainerSummary) -> bool {
-    label(container, RUN) == Some(&run::label())
+fn label(container: &ContainerSummary) -> Option<&String> {
+    container.labels.as_ref()?.get(RUN)
 }
 
 /// Whether the process that started it has ended. Of processes elsewhere that cannot be known, but no run takes a day.
@@ -290,7 +274,7 @@ fn is_stale(container: &ContainerSummary) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let created = container.created.and_then(|seconds| u64::try_from(seconds).ok());
     let is_old = || created.is_some_and(|created| now.as_secs() > created + DAY);
-    let is_over = label(container, RUN).and_then(|label| run::is_over(label));
+    let is_over = label(container).and_then(|label| run::is_over(label));
     is_over.unwrap_or_else(is_old)
 }
 
@@ -308,9 +292,9 @@ mod tests {
 
     #[test]
     fn an_image_has_a_name_and_a_tag() {
-        assert_eq!(name_and_tag("redis:8"), ("redis", "8"));
-        assert_eq!(name_and_tag("redis"), ("redis", "latest"));
-        assert_eq!(name_and_tag("127.0.0.1:5000/redis"), ("127.0.0.1:5000/redis", "latest"));
-        assert_eq!(name_and_tag("127.0.0.1:5000/redis:8"), ("127.0.0.1:5000/redis", "8"));
+        for name in ["redis", "127.0.0.1:5000/redis"] {
+            assert_eq!(name_and_tag(name), (name, "latest"));
+            assert_eq!(name_and_tag(&format!("{name}:8")), (name, "8"));
+        }
     }
 }

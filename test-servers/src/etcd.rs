@@ -75,10 +75,6 @@ pub struct Peer {
 
 impl Peer {
     /// At a port of the loopback that is free now.
-    ///
-    /// # Errors
-    ///
-    /// If none is.
     pub fn free() -> Result<Self> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
         Ok(Self {
@@ -111,10 +107,6 @@ impl EtcdCluster {
     }
 
     /// The same, with members that find each other there.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Server::start_own`].
     pub async fn start_at(peers: &[Peer], arguments: &[&str]) -> Result<Self> {
         let named = peers.iter().enumerate();
         let mut cluster = Self {
@@ -142,10 +134,6 @@ impl EtcdCluster {
     }
 
     /// Starts one more member, of which the cluster knows already.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Server::start_own`].
     pub async fn add(&mut self, peer: Peer) -> Result<()> {
         let name = name(self.named);
         self.named += 1;

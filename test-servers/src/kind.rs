@@ -36,6 +36,7 @@ pub(crate) enum Role {
     RedisPeer,
     RedisSentinel,
     Postgres,
+    PgBouncer,
     Etcd,
     /// A member of a cluster, which talks to the other members.
     EtcdMember,
@@ -115,6 +116,15 @@ impl Kind {
         version: "etcd Version: 3.5.",
         role: Role::Etcd,
     };
+    /// What is before a Postgres. Only on the `PATH`.
+    pub(crate) const PGBOUNCER: Self = Self {
+        title: "PgBouncer",
+        program: "pgbouncer",
+        folder: "/usr/sbin",
+        version: "PgBouncer 1.",
+        role: Role::PgBouncer,
+        ..Self::POSTGRES
+    };
     /// The proxy of etcd 3.5 for gRPC. Its arguments name the endpoints behind it.
     pub const ETCD_PROXY: Self = Self::ETCD.with(Role::EtcdProxy);
 
@@ -156,7 +166,7 @@ impl Kind {
     pub(crate) fn url_parts(&self) -> (&'static str, &'static str) {
         match self.role {
             Role::Redis | Role::RedisPeer | Role::RedisSentinel => ("redis://", ""),
-            Role::Postgres => ("postgres://postgres@", "/postgres"),
+            Role::Postgres | Role::PgBouncer => ("postgres://postgres@", "/postgres"),
             Role::Etcd | Role::EtcdMember | Role::EtcdProxy => ("http://", ""),
         }
     }
@@ -184,6 +194,8 @@ impl Kind {
             Role::RedisSentinel => return redis::sentinel(self.program, place),
             Role::Redis | Role::RedisPeer => redis::arguments(place, bind),
             Role::Postgres => postgres::arguments(place),
+            // Its settings say all.
+            Role::PgBouncer => vec![format!("{}.ini", place.data)],
             Role::Etcd => etcd::arguments(place, bind, true),
             Role::EtcdMember => etcd::arguments(place, bind, false),
             Role::EtcdProxy => etcd::proxy_arguments(place),
@@ -207,7 +219,7 @@ impl Kind {
         match self.role {
             Role::Redis | Role::RedisPeer => redis::probe(authority, user_info, true).await,
             Role::RedisSentinel => redis::probe(authority, user_info, false).await,
-            Role::Postgres => postgres::probe(authority).await,
+            Role::Postgres | Role::PgBouncer => postgres::probe(authority).await,
             Role::Etcd | Role::EtcdMember => etcd::probe(authority).await,
             Role::EtcdProxy => etcd::healthy(authority).await.map(|()| "etcd grpc-proxy".to_owned()),
         }

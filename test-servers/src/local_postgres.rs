@@ -21,7 +21,7 @@ const LONGEST_START: Duration = Duration::from_secs(60);
 /// A Postgres as processes of this machine: of the newest version that is installed. It trusts all users. Its data and processes end with
 /// this, or with the program.
 ///
-/// Every function blocks the thread until the server has done what was asked for.
+/// Every function blocks the thread until the server has done what was asked for, and fails if no Postgres is installed or the system fails.
 #[derive(Debug)]
 pub struct LocalPostgres {
     process: Process,
@@ -30,10 +30,6 @@ pub struct LocalPostgres {
 
 impl LocalPostgres {
     /// Starts one with these settings, such as `fsync=off`, on new data or on a copy of those.
-    ///
-    /// # Errors
-    ///
-    /// If no Postgres is installed, or if it does not start.
     pub fn start(settings: &[&str], data: Option<&Path>) -> Result<Self> {
         // In its folder, and so gone with it.
         let memory = ["dynamic_shared_memory_type=mmap"];
@@ -53,10 +49,6 @@ impl LocalPostgres {
 
     /// Starts it again after its [end](Self::end), with a clock as libfaketime has it: `-1h` is an hour behind, and `@FILE` as that file says at
     /// each moment. Its time goes on as time does, so that waits take as long as ever.
-    ///
-    /// # Errors
-    ///
-    /// If it does not start.
     pub fn start_again(&mut self, clock: Option<&str>) -> Result<()> {
         self.process.environment.clear();
         if let Some(clock) = clock {
@@ -95,10 +87,6 @@ impl LocalPostgres {
     }
 
     /// Ends it: by `KILL` as a crash does, by `QUIT` at once, by `INT` in order.
-    ///
-    /// # Errors
-    ///
-    /// If it does not end.
     pub fn end(&mut self, signal: Signal) -> Result<()> {
         match signal {
             Signal::KILL => self.process.end(),
@@ -131,10 +119,6 @@ impl LocalPostgres {
     }
 
     /// A program that is installed with it, such as `pg_dump`, as the user that servers run as.
-    ///
-    /// # Errors
-    ///
-    /// If no Postgres is installed.
     pub fn program(name: &str) -> Result<Command> {
         let mut command = Command::new(installed()?.1.with_file_name(name));
         as_nobody(&mut command).stdin(Stdio::null());
@@ -142,28 +126,16 @@ impl LocalPostgres {
     }
 
     /// Copies a folder, with all rights to its files.
-    ///
-    /// # Errors
-    ///
-    /// If the system failed.
     pub fn copy(from: &Path, to: &Path) -> Result<()> {
         copy(from, to)
     }
 
     /// A folder that servers may write into. It ends with the value.
-    ///
-    /// # Errors
-    ///
-    /// If the system failed.
     pub fn folder() -> io::Result<TempDir> {
         folder()
     }
 
     /// Lets servers use a file or folder.
-    ///
-    /// # Errors
-    ///
-    /// If the system failed.
     pub fn give(file: &Path) -> io::Result<()> {
         give(file)
     }

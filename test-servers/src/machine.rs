@@ -8,6 +8,17 @@ use anyhow::{Result, bail};
 use async_trait::async_trait;
 use tokio::runtime::{Builder, Runtime};
 
+/// What a server still knows after a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// All that it acknowledged.
+    Kept,
+    /// Nothing.
+    Lost,
+    /// What it knew when it was [copied](crate::Server::copy) last.
+    Copied,
+}
+
 /// A container or a process that runs a server.
 #[async_trait]
 pub(crate) trait Machine: Send {
@@ -20,14 +31,8 @@ pub(crate) trait Machine: Send {
     /// Ends it as `kill -9` does, if it runs.
     async fn kill(&mut self) -> Result<()>;
 
-    /// Starts it again after it was killed, with its data.
-    async fn start_again(&mut self) -> Result<()>;
-
-    /// Starts it again after it was killed, without data.
-    async fn start_anew(&mut self) -> Result<()>;
-
-    /// Starts it again after it was killed, with the copy of its data.
-    async fn start_with_copy(&mut self) -> Result<()>;
+    /// Starts it again after it was killed.
+    async fn start_again(&mut self, data: Data) -> Result<()>;
 
     /// Copies its data, in the place of an earlier copy. It should be paused.
     async fn copy(&mut self) -> Result<()>;
@@ -44,9 +49,9 @@ pub(crate) trait Machine: Send {
 
 /// The runtime of this crate. It outlives those of tests, which share servers, and goes on while one of them is blocked.
 pub(crate) fn background() -> &'static Runtime {
+    #[expect(clippy::expect_used, reason = "tests cannot go on without a thread")]
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        #[expect(clippy::expect_used, reason = "tests cannot go on without a thread")]
         runtime.expect("the system has a thread left")
     });
     &RUNTIME

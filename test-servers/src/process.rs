@@ -16,7 +16,7 @@ use rustix::process::{Signal, geteuid, kill_process_group};
 use tempfile::TempDir;
 
 use crate::kind::{Kind, Place};
-use crate::machine::Machine;
+use crate::machine::{Data, Machine};
 use crate::run::{family, is_alive, pid, send};
 
 /// Ends the server, with its folder, when the process that started it has ended, however it did. The pipe that is read
@@ -59,13 +59,6 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(crate) fn start(kind: Kind, program: PathBuf, port: u16, arguments: Vec<String>) -> Result<Self> {
-        let mut process = Self::new(kind, program, port, arguments)?;
-        process.prepare().context("preparing the data of a server")?;
-        process.spawn().context("starting a server")?;
-        Ok(process)
-    }
-
     /// One that is not started, and has no data.
     pub(crate) fn new(kind: Kind, program: PathBuf, port: u16, arguments: Vec<String>) -> Result<Self> {
         Ok(Self {
@@ -215,19 +208,16 @@ impl Machine for Process {
         self.end()
     }
 
-    async fn start_again(&mut self) -> Result<()> {
+    async fn start_again(&mut self, data: Data) -> Result<()> {
+        match data {
+            Data::Kept => {}
+            Data::Lost => self.prepare().context("preparing the data of a server")?,
+            Data::Copied => {
+                remove(&self.path("data"))?;
+                copy(&self.path("copy"), &self.path("data")).context("restoring the data of a server")?;
+            }
+        }
         self.spawn().context("starting a server again")
-    }
-
-    async fn start_anew(&mut self) -> Result<()> {
-        self.prepare().context("preparing the data of a server")?;
-        self.start_again().await
-    }
-
-    async fn start_with_copy(&mut self) -> Result<()> {
-        remove(&self.path("data"))?;
-        copy(&self.path("copy"), &self.path("data")).context("restoring the data of a server")?;
-        self.start_again().await
     }
 
     async fn copy(&mut self) -> Result<()> {
@@ -241,11 +231,10 @@ impl Machine for Process {
     }
 
     async fn log(&self) -> String {
-        let log = fs::read(self.path("log"));
-        log.map_or_else(
-            |error| error.to_string(),
-            |log| String::from_utf8_lossy(&log).into_owned(),
-        )
+        match fs::read(self.path("log")) {
+            Ok(log) => String::from_utf8_lossy(&log).into_owned(),
+            Err(error) => error.to_string(),
+        }
     }
 
     async fn remove(&mut self) {

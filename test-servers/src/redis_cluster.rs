@@ -6,9 +6,9 @@ use anyhow::Result;
 use futures_util::future::try_join_all;
 
 use crate::kind::{Kind, Role};
-use crate::machine::free_port;
+use crate::machine::{Data, free_port};
 use crate::redis::{command, until};
-use crate::server::{Data, Server};
+use crate::server::Server;
 
 const SLOTS: usize = 16384;
 

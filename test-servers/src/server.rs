@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex as StdMutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -13,21 +14,21 @@ use tokio::time::{sleep, timeout};
 
 use crate::container::{self, Container};
 use crate::kind::Kind;
-use crate::machine::{Machine, background, free_port, in_background};
+use crate::machine::{Data, Machine, background, free_port, in_background};
 use crate::process::Process;
 
 /// How long a server may take to answer after it was started.
 const LONGEST_START: Duration = Duration::from_secs(40);
 /// How long one look at it may take.
 const LOOK: Duration = Duration::from_secs(2);
-/// How long is waited for a server to be removed.
+/// How long the end of this process waits for a server to be removed.
 const LONGEST_END: Duration = Duration::from_secs(20);
 /// How often a port is tried that another process may take in the same moment.
 const TRIES: usize = 4;
 
-type Shared = Arc<Mutex<Box<dyn Machine>>>;
-
 /// A server to test against. It ends, with its data, when this is dropped.
+///
+/// A server that the environment names [is not ours](Self::is_ours): the methods that stop, end, restart or copy a server fail then.
 pub struct Server {
     kind: Kind,
     url: String,
@@ -35,18 +36,7 @@ pub struct Server {
     version: String,
     way: String,
     /// None if it was not started here.
-    machine: Option<Shared>,
-}
-
-/// What a server still knows after a restart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Data {
-    /// All that it acknowledged.
-    Kept,
-    /// Nothing.
-    Lost,
-    /// What it knew when it was [copied](Server::copy) last.
-    Copied,
+    machine: Option<Arc<Mutex<Box<dyn Machine>>>>,
 }
 
 impl Server {
@@ -110,30 +100,18 @@ impl Server {
     }
 
     /// Stops it where it is: connections to it can still be made and stay open, and no request is answered.
-    ///
-    /// # Errors
-    ///
-    /// If it is not ours, or the system failed.
     pub async fn pause(&self) -> Result<()> {
         let machine = self.machine()?;
         in_background(async move { machine.lock().await.pause().await }).await
     }
 
     /// Lets it go on after a pause.
-    ///
-    /// # Errors
-    ///
-    /// If it is not ours, or the system failed.
     pub async fn resume(&self) -> Result<()> {
         let machine = self.machine()?;
         in_background(async move { machine.lock().await.resume().await }).await
     }
 
     /// Pauses it, returns, and resumes it after that time.
-    ///
-    /// # Errors
-    ///
-    /// If it is not ours, or the system failed.
     pub async fn pause_for(&self, time: Duration) -> Result<()> {
         self.pause().await?;
         let machine = self.machine()?;
@@ -146,32 +124,19 @@ impl Server {
     }
 
     /// Ends it as `kill -9` does. [`restart`](Self::restart) starts it again.
-    ///
-    /// # Errors
-    ///
-    /// If it is not ours, or the system failed.
     pub async fn kill(&self) -> Result<()> {
         let machine = self.machine()?;
         in_background(async move { machine.lock().await.kill().await }).await
     }
 
     /// Ends it as `kill -9` does, if it runs, starts it again at the same address, and waits until it takes requests.
-    ///
-    /// # Errors
-    ///
-    /// If it is not ours, or the system failed, or it does not become ready, or there is no copy that it could start
-    /// with.
     pub async fn restart(&self, data: Data) -> Result<()> {
         let (machine, title) = (self.machine()?, self.to_string());
         let (kind, authority) = (self.kind, self.authority.clone());
         in_background(async move {
             let mut machine = machine.lock().await;
             machine.kill().await?;
-            match data {
-                Data::Kept => machine.start_again().await?,
-                Data::Lost => machine.start_anew().await?,
-                Data::Copied => machine.start_with_copy().await?,
-            }
+            machine.start_again(data).await?;
             ready(kind, &authority, &title, &mut **machine).await.map(drop)
         })
         .await
@@ -179,10 +144,6 @@ impl Server {
 
     /// Copies its data as it is at this moment, for a [`restart`](Self::restart) with [`Data::Copied`]. An earlier copy is
     /// forgotten. The server is paused meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// If it is not ours, or the system failed.
     pub async fn copy(&self) -> Result<()> {
         let machine = self.machine()?;
         in_background(async move {
@@ -195,7 +156,7 @@ impl Server {
         .await
     }
 
-    fn machine(&self) -> Result<Shared> {
+    fn machine(&self) -> Result<Arc<Mutex<Box<dyn Machine>>>> {
         let machine = self.machine.clone();
         machine.with_context(|| format!("{self} was not started here: it can be neither stopped nor restarted"))
     }
@@ -240,37 +201,37 @@ impl Drop for Server {
 /// Where a server can be started.
 enum Way {
     Container(String),
-    Path(std::path::PathBuf),
+    Path(PathBuf),
 }
 
 /// The first way that there is, and its words.
 async fn way(kind: &Kind) -> Result<(Way, String)> {
-    let mut tried = String::new();
     let only = std::env::var("FENCELOCK_TEST_SERVERS").unwrap_or_default();
-    for name in ["container", "path"] {
-        let way = match name {
-            _ if !only.is_empty() && only != name => Err(anyhow!("FENCELOCK_TEST_SERVERS allows only {only:?}")),
-            "container" => container::image(kind).await.map(Way::Container),
-            _ => kind.program_on_path().map(Way::Path),
-        };
-        match way {
-            Ok(Way::Container(image)) => {
-                let words = format!("in a container of {image}");
-                return Ok((Way::Container(image), words));
-            }
-            Ok(Way::Path(program)) => {
-                let words = format!("from {}", program.display());
-                return Ok((Way::Path(program), words));
-            }
-            Err(reason) => tried += &format!("  - {name}: {reason:#}\n"),
+    let allowed = |name| match &*only {
+        "" => Ok(()),
+        only if only == name => Ok(()),
+        only => Err(anyhow!("FENCELOCK_TEST_SERVERS allows only {only:?}")),
+    };
+    let container = match allowed("container") {
+        Ok(()) => container::image(kind).await,
+        Err(refused) => Err(refused),
+    };
+    let no_container = match container {
+        Ok(image) => return Ok((Way::Container(image.clone()), format!("in a container of {image}"))),
+        Err(reason) => reason,
+    };
+    match allowed("path").and_then(|()| kind.program_on_path()) {
+        Ok(program) => {
+            let words = format!("from {}", program.display());
+            Ok((Way::Path(program), words))
         }
+        Err(no_program) => bail!(
+            "there is no {kind} to test against:\n  - container: {no_container:#}\n  - path: {no_program:#}\nstart a container engine and \
+             run `make images`, or install {kind}, or name a server in {}",
+            kind.url_variable(),
+            kind = kind.title(),
+        ),
     }
-    bail!(
-        "there is no {kind} to test against:\n{tried}start a container engine and run `make images`, or install {kind}, or name a \
-         server in {}",
-        kind.url_variable(),
-        kind = kind.title(),
-    )
 }
 
 async fn started(kind: Kind, arguments: Vec<String>) -> Result<Server> {
@@ -280,7 +241,7 @@ async fn started(kind: Kind, arguments: Vec<String>) -> Result<Server> {
         tries += 1;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
         let title = format!("{} {words} at {address}", kind.title());
-        match started_at(kind, &way, address, &title, &arguments).await {
+        match started_at(kind, &way, address, &title, arguments.clone()).await {
             Ok((machine, version)) => {
                 return Ok(Server {
                     kind,
@@ -303,12 +264,15 @@ async fn started_at(
     way: &Way,
     address: SocketAddr,
     title: &str,
-    arguments: &[String],
+    arguments: Vec<String>,
 ) -> Result<(Box<dyn Machine>, String)> {
-    let (port, arguments) = (address.port(), arguments.to_vec());
     let mut machine: Box<dyn Machine> = match way {
-        Way::Container(image) => Box::new(Container::start(kind, image.clone(), port, arguments).await?),
-        Way::Path(program) => Box::new(Process::start(kind, program.clone(), port, arguments)?),
+        Way::Container(image) => Box::new(Container::start(kind, image.clone(), address.port(), arguments).await?),
+        Way::Path(program) => {
+            let mut process = Process::new(kind, program.clone(), address.port(), arguments)?;
+            process.start_again(Data::Lost).await?;
+            Box::new(process)
+        }
     };
     match ready(kind, &address.to_string(), title, &mut *machine).await {
         Ok(version) => Ok((machine, version)),
@@ -365,13 +329,14 @@ async fn named(kind: Kind, url: String) -> Result<Server> {
         machine: None,
         url: url.clone(),
     };
-    let address = match authority.contains(':') {
-        true => authority.to_owned(),
-        false => format!("{authority}:{}", kind.port),
-    };
     // Only what speaks without encryption can be looked at from here.
     if kind.url_parts().0.starts_with(&format!("{scheme}://")) {
-        let look = timeout(LOOK, kind.probe(&address, user_info)).await;
+        let port = if authority.contains(':') {
+            String::new()
+        } else {
+            format!(":{}", kind.port)
+        };
+        let look = timeout(LOOK, kind.probe(&format!("{authority}{port}"), user_info)).await;
         let version = look.map_err(Into::into).flatten();
         server.version = version.with_context(|| format!("{server} does not answer as such a server does"))?;
     }

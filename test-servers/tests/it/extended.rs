@@ -17,47 +17,43 @@ use crate::{PATIENCE, Redis};
 /// How long is waited for what is not to happen.
 const QUIET: Duration = Duration::from_millis(100);
 
+/// Which of two keys the server knows, each as 0 or 1.
+async fn knows(server: &Server) -> (Redis, String) {
+    let mut redis = Redis::connect(server.authority()).await;
+    let known = redis.ask("EXISTS a").await + &redis.ask("EXISTS b").await;
+    (redis, known)
+}
+
 async fn serves_restarts_and_forgets(kind: &'static Kind, version: &str) {
     let server = Server::start_own(kind, &[]).await.unwrap();
+    let other = Server::start_own(kind, &[]).await.unwrap();
     assert!(server.version().starts_with(version), "{server}");
     assert_eq!(server.url(), format!("redis://{}", server.authority()));
-    let mut redis = Redis::connect(server.authority()).await;
+    let (mut redis, _) = knows(&server).await;
     assert_eq!(redis.ask("SET a 1").await, "+OK");
-
-    server.restart(Data::Kept).await.unwrap();
-    assert!(redis.try_ask("PING").await.map_or(true, |answer| answer.is_empty()));
-    let mut redis = Redis::connect(server.authority()).await;
-    assert_eq!(redis.ask("EXISTS a").await, ":1");
+    assert_eq!(knows(&other).await.1, ":0:0", "servers of one kind share nothing");
 
     server.kill().await.unwrap();
     assert!(redis.try_ask("PING").await.map_or(true, |answer| answer.is_empty()));
     assert!(TcpStream::connect(server.authority()).await.is_err());
     server.restart(Data::Kept).await.unwrap();
-    let mut redis = Redis::connect(server.authority()).await;
-    assert_eq!(redis.ask("EXISTS a").await, ":1");
+    let (mut redis, known) = knows(&server).await;
+    assert_eq!(known, ":1:0");
 
     server.pause().await.unwrap();
     assert!(timeout(QUIET, redis.try_ask("PING")).await.is_err());
     server.resume().await.unwrap();
-    let mut redis = Redis::connect(server.authority()).await;
-    assert_eq!(redis.ask("PING").await, "+PONG");
-
     server.copy().await.unwrap();
+    let (mut redis, _) = knows(&server).await;
     assert_eq!(redis.ask("SET b 1").await, "+OK");
     server.restart(Data::Copied).await.unwrap();
-    let mut redis = Redis::connect(server.authority()).await;
-    assert_eq!(
-        (&*redis.ask("EXISTS a").await, &*redis.ask("EXISTS b").await),
-        (":1", ":0")
-    );
-    assert_eq!(redis.ask("SET b 1").await, "+OK");
+    let (mut redis, known) = knows(&server).await;
+    assert_eq!((&*known, &*redis.ask("SET b 1").await), (":1:0", "+OK"));
 
     // A paused server can be killed as well.
     server.pause().await.unwrap();
     server.restart(Data::Lost).await.unwrap();
-    let mut redis = Redis::connect(server.authority()).await;
-    assert_eq!(redis.ask("EXISTS a").await, ":0");
-
+    assert_eq!(knows(&server).await.1, ":0:0");
     let authority = server.authority().to_owned();
     drop(server);
     assert!(TcpStream::connect(authority).await.is_err());
@@ -82,39 +78,20 @@ async fn redis_7_0_serves_restarts_and_forgets() {
 async fn a_pause_ends_by_itself() {
     let server = Server::start_own(&Kind::REDIS, &[]).await.unwrap();
     let mut redis = Redis::connect(server.authority()).await;
-    let pause = Duration::from_millis(300);
-    let start = Instant::now();
+    let (start, pause) = (Instant::now(), Duration::from_millis(300));
     server.pause_for(pause).await.unwrap();
-    let paused = Instant::now();
     assert_eq!(redis.ask("PING").await, "+PONG");
-    assert!(start.elapsed() >= pause && paused.elapsed() < PATIENCE);
-}
-
-#[tokio::test]
-async fn servers_of_one_kind_know_nothing_of_each_other() {
-    let (one, other) = tokio::join!(
-        Server::start_own(&Kind::REDIS, &[]),
-        Server::start_own(&Kind::REDIS, &[])
-    );
-    let (one, other) = (one.unwrap(), other.unwrap());
-    assert_ne!(one.authority(), other.authority());
-    assert_eq!(Redis::connect(one.authority()).await.ask("SET a 1").await, "+OK");
-    assert_eq!(Redis::connect(other.authority()).await.ask("EXISTS a").await, ":0");
+    assert!(start.elapsed() >= pause);
 }
 
 /// The faults that need nothing but a server that answers its own probe.
 async fn restarts(kind: &'static Kind, version: &str) {
     let server = Server::start_own(kind, &[]).await.unwrap();
     assert!(server.version().starts_with(version), "{server}");
-    server.restart(Data::Kept).await.unwrap();
-    server.pause().await.unwrap();
-    server.resume().await.unwrap();
     server.copy().await.unwrap();
-    server.restart(Data::Copied).await.unwrap();
-    server.restart(Data::Lost).await.unwrap();
-    let authority = server.authority().to_owned();
-    drop(server);
-    assert!(TcpStream::connect(authority).await.is_err());
+    for data in [Data::Kept, Data::Copied, Data::Lost] {
+        server.restart(data).await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -145,8 +122,9 @@ fn child_of(test: &str, environment: &[(&str, &str)]) -> Child {
         .unwrap()
 }
 
-/// What the child says of its server. The child's part ends its lines with this.
-async fn told_by(child: &mut Child) -> String {
+/// Starts the child, and returns what it says of its servers.
+async fn told_by_child_of(test: &str) -> (Child, String) {
+    let mut child = child_of(test, &[]);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let told = async {
         loop {
@@ -156,18 +134,14 @@ async fn told_by(child: &mut Child) -> String {
             }
         }
     };
-    timeout(2 * PATIENCE, told).await.unwrap()
+    let told = timeout(2 * PATIENCE, told).await.unwrap();
+    (child, told)
 }
 
-async fn refuses(authority: &str) {
-    let refused = async {
-        while TcpStream::connect(authority).await.is_ok() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(PATIENCE, refused)
-        .await
-        .unwrap_or_else(|_| panic!("{authority} is still there"));
+async fn end(mut child: Child, signal: Signal) {
+    let pid = Pid::from_raw(child.id().unwrap().try_into().unwrap());
+    kill_process(pid.unwrap(), signal).unwrap();
+    timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
 }
 
 /// A shell that runs tests in the background has them ignore SIGINT, and all that they start. A handler, in place of that,
@@ -193,32 +167,21 @@ async fn no_server_outlives_its_process_for_long() {
     heed_interrupts();
     let test = "no_server_outlives_its_process_for_long";
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
-        let mut child = child_of(test, &[]);
-        let told = told_by(&mut child).await;
-        let servers: Vec<_> = told.split(' ').collect();
-        for server in &servers {
-            TcpStream::connect(server).await.unwrap();
-        }
-        let pid = Pid::from_raw(child.id().unwrap().try_into().unwrap()).unwrap();
-        kill_process(pid, signal).unwrap();
-        timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
+        let (child, told) = told_by_child_of(test).await;
+        end(child, signal).await;
         if signal == Signal::KILL {
-            // Nobody could tell the engine, where there is one: the next run does.
-            let mut next = child_of(test, &[]);
-            told_by(&mut next).await;
-            next.kill().await.unwrap();
-            let mut last = child_of(test, &[]);
-            told_by(&mut last).await;
-            kill_process(
-                Pid::from_raw(last.id().unwrap().try_into().unwrap()).unwrap(),
-                Signal::TERM,
-            )
-            .unwrap();
-            timeout(PATIENCE, last.wait()).await.unwrap().unwrap();
+            // Nothing could tell the engine, where there is one: the next run does.
+            end(told_by_child_of(test).await.0, Signal::TERM).await;
         }
-        for server in servers {
-            refuses(server).await;
-        }
+        let ended = async {
+            for server in told.split(' ') {
+                while TcpStream::connect(server).await.is_ok() {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            }
+        };
+        let ended = timeout(PATIENCE, ended).await;
+        assert!(ended.is_ok(), "a server of {told} is still there after {signal:?}");
     }
 }
 
@@ -226,8 +189,7 @@ async fn no_server_outlives_its_process_for_long() {
 async fn a_server_that_the_environment_names_is_used_and_left_alone() {
     if std::env::var_os(CHILD).is_some() {
         let server = Server::start(&Kind::REDIS).await.unwrap();
-        assert!(!server.is_ours());
-        assert!(server.kill().await.is_err());
+        assert!(!server.is_ours() && server.kill().await.is_err());
         println!("{server}");
         return;
     }
@@ -236,20 +198,17 @@ async fn a_server_that_the_environment_names_is_used_and_left_alone() {
     let mut redis = Redis::connect(server.authority()).await;
     assert_eq!(redis.ask("CONFIG SET requirepass secret").await, "+OK");
     let variable = Kind::REDIS.url_variable();
-    let url = format!("redis://:secret@{}/3", server.authority());
-    let child = child_of(test, &[(&variable, &url)]).wait_with_output().await.unwrap();
-    assert!(child.status.success());
-    let expected = format!("{} of {variable} at {}", server.version(), server.authority());
-    let told = String::from_utf8(child.stdout).unwrap();
-    assert!(told.contains(&expected), "{told}");
-    assert_eq!(redis.ask("PING").await, "+PONG");
-
     // One that is named and is not there is a failure, not a reason to look elsewhere.
-    for url in ["redis://:wrong@", "redis://"] {
-        let url = format!("{url}{}", server.authority());
-        let refused = child_of(test, &[(&variable, &url)]).wait_with_output().await.unwrap();
-        assert!(!refused.status.success());
-        let told = String::from_utf8(refused.stderr).unwrap();
-        assert!(told.contains("NOAUTH") || told.contains("WRONGPASS"), "{told}");
+    for (login, succeeds) in [(":secret@", true), (":wrong@", false), ("", false)] {
+        let url = format!("redis://{login}{}", server.authority());
+        let child = child_of(test, &[(&variable, &url)]).wait_with_output().await.unwrap();
+        assert_eq!(child.status.success(), succeeds, "{url}");
+        let told = String::from_utf8([child.stdout, child.stderr].concat()).unwrap();
+        let expected = match succeeds {
+            true => format!("{} of {variable} at {}", server.version(), server.authority()),
+            false => format!("{variable} at {} does not answer", server.authority()),
+        };
+        assert!(told.contains(&expected), "{told}");
+        assert_eq!(redis.ask("PING").await, "+PONG");
     }
 }
