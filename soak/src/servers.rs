@@ -1,12 +1,12 @@
 //! The servers that keep the locks, and what can happen to them.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::time::{Duration, Instant};
 
 use conformance_tests::faults::Proxy;
-use lock_redis::redis::{self, FromRedisValue};
 use tempfile::TempDir;
-use test_servers::{Data, Kind, RedisCluster, RedisSentinels, Server};
+use test_servers::{Data, Kind, RedisCluster, RedisSentinels, Server, ServerError};
 
 use crate::plan::ServerFault;
 
@@ -195,15 +195,16 @@ impl Group {
     pub(crate) async fn begin(&mut self, fault: &str) -> io::Result<()> {
         self.until_whole().await?;
         let struck = self.next(fault).await?;
-        for server in &struck {
-            let server = self.server(fault, *server);
-            match fault {
-                PAUSE | REPLICA => server.pause().await.map_err(io::Error::other)?,
-                RESTART | EMPTY | SENTINEL => server.kill().await.map_err(io::Error::other)?,
+        for number in &struck {
+            let server = self.server(fault, *number);
+            let begun = match fault {
+                PAUSE | REPLICA => server.pause().await,
+                RESTART | EMPTY | SENTINEL => server.kill().await,
                 // One is under way if it is refused.
-                FAILOVER => drop(self.order_failover(server).await),
-                _ => self.move_slots(server).await?,
-            }
+                FAILOVER => self.order_failover(*number).await.or(Ok(())),
+                _ => self.move_slots(*number).await,
+            };
+            begun.map_err(io::Error::other)?;
         }
         self.struck = struck;
         Ok(())
@@ -257,76 +258,44 @@ impl Group {
 
     /// The numbers of the primaries: by the word of the first sentinel that answers, or by that of the nodes of a cluster.
     async fn primaries(&self) -> io::Result<Vec<usize>> {
-        let numbered = self.servers().iter().enumerate();
-        let mut primaries = Vec::new();
-        let Running::Sentinels(group) = &self.running else {
-            for (number, node) in numbered {
-                let own = own_line(node).await.unwrap_or_default();
-                let has_slots = own.split(' ').nth(8).is_some();
-                primaries.extend((own.contains("master") && has_slots).then_some(number));
-            }
-            return Ok(primaries);
-        };
-        let question = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {}", RedisSentinels::SERVICE);
-        for sentinel in group.sentinels() {
-            if let Ok((host, port)) = ask::<(String, u16)>(sentinel, &question).await {
-                let named = numbered.filter(|(_, server)| server.authority() == format!("{host}:{port}"));
-                primaries.extend(named.map(|(number, _)| number));
-                break;
-            }
+        match &self.running {
+            Running::Sentinels(group) => Ok(group.primary().await.into_iter().collect()),
+            Running::Cluster(group) => group.primaries().await.map_err(io::Error::other),
+            _ => Ok(Vec::new()),
         }
-        Ok(primaries)
     }
 
-    async fn order_failover(&self, primary: &Server) -> io::Result<()> {
-        let Running::Sentinels(group) = &self.running else {
-            let id: String = ask(primary, "CLUSTER MYID").await?;
-            for node in self.servers() {
-                if own_line(node).await?.contains(&format!("slave {id}")) {
-                    return tell(node, "CLUSTER FAILOVER").await;
-                }
+    async fn order_failover(&self, primary: usize) -> Result<(), ServerError> {
+        match &self.running {
+            Running::Cluster(group) => group.fail_over(primary).await,
+            Running::Sentinels(group) => {
+                let ordered = group.fail_over().await;
+                // It begins some time after the order.
+                let changed = async || Ok(group.primary().await.is_ok_and(|named| named != primary));
+                let _ = until(Duration::from_secs(10), changed).await;
+                ordered
             }
-            return Err(io::Error::other("a primary has no replica"));
-        };
-        let order = format!("SENTINEL FAILOVER {}", RedisSentinels::SERVICE);
-        let answer = tell(&group.sentinels()[0], &order).await;
-        // It begins some time after the order.
-        let before = primary.authority();
-        let changed = async || -> io::Result<bool> {
-            let primaries = self.primaries().await?;
-            Ok(primaries.iter().any(|it| self.servers()[*it].authority() != before))
-        };
-        let _ = until(Duration::from_secs(10), changed).await;
-        answer
+            _ => Ok(()),
+        }
     }
 
-    /// Moves the slots of a primary that have keys of counters to the next primary, key by key.
-    async fn move_slots(&self, from: &Server) -> io::Result<()> {
-        let primaries = self.primaries().await?;
-        let others = primaries.iter().map(|it| &self.servers()[*it]);
-        let Some(to) = others.clone().find(|it| it.authority() != from.authority()) else {
+    /// Moves the slots of a primary that have keys of counters to another primary, key by key, with pauses in which clients meet a slot of which
+    /// a part has been moved.
+    async fn move_slots(&self, from: usize) -> Result<(), ServerError> {
+        let Running::Cluster(group) = &self.running else {
             return Ok(());
         };
-        let (source, target): (String, String) = (ask(from, "CLUSTER MYID").await?, ask(to, "CLUSTER MYID").await?);
-        let place = to.authority().replacen(':', " ", 1);
-        let mut slots = Vec::<u16>::new();
-        for key in ask::<Vec<String>>(from, "KEYS *:fence").await? {
-            slots.push(ask(from, &format!("CLUSTER KEYSLOT {key}")).await?);
+        let primaries = group.primaries().await?;
+        let Some(to) = primaries.into_iter().find(|other| *other != from) else {
+            return Ok(());
+        };
+        let mut slots = BTreeSet::new();
+        for key in group.nodes()[from].redis("KEYS *:fence").await?.lines() {
+            let slot = group.nodes()[from].redis(&format!("CLUSTER KEYSLOT {key}")).await?;
+            slots.insert(slot.parse::<u16>()?);
         }
-        slots.sort_unstable();
-        slots.dedup();
         for slot in slots {
-            tell(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {source}")).await?;
-            tell(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {target}")).await?;
-            // Clients meet a slot of which a part has been moved.
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            while let [key, ..] = &ask::<Vec<String>>(from, &format!("CLUSTER GETKEYSINSLOT {slot} 1")).await?[..] {
-                tell(from, &format!("MIGRATE {place} {key} 0 5000")).await?;
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-            for node in [to, from] {
-                tell(node, &format!("CLUSTER SETSLOT {slot} NODE {target}")).await?;
-            }
+            group.move_slot(slot, from, to, Duration::from_millis(50)).await?;
         }
         Ok(())
     }
@@ -341,7 +310,7 @@ impl Group {
         let is_whole = async || -> io::Result<bool> {
             let primaries = self.primaries().await?;
             for (number, server) in self.servers().iter().enumerate() {
-                let replication: String = ask(server, "INFO replication").await?;
+                let replication = server.redis("INFO replication").await.map_err(io::Error::other)?;
                 let is_primary = primaries.contains(&number);
                 let wanted = if is_primary {
                     ["role:master", "state=online"]
@@ -350,7 +319,7 @@ impl Group {
                 };
                 let is_linked = wanted.iter().all(|wanted| replication.contains(wanted));
                 let is_served = expected == 1 || {
-                    let info: String = ask(server, "CLUSTER INFO").await?;
+                    let info = server.redis("CLUSTER INFO").await.map_err(io::Error::other)?;
                     info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384")
                 };
                 // With several replicas one may be late.
@@ -384,29 +353,6 @@ fn route(url: &str) -> Option<(&str, String, &str)> {
     let has_port = host[host.rfind(']').unwrap_or(0)..].contains(':');
     let port = if has_port { String::new() } else { format!(":{port}") };
     Some((before, format!("{host}{port}"), after))
-}
-
-/// The answer to a command, of which spaces separate the words.
-async fn ask<T: FromRedisValue>(server: &Server, command: &str) -> io::Result<T> {
-    let asking = async {
-        let client = redis::Client::open(server.url())?;
-        let mut connection = client.get_multiplexed_async_connection().await?;
-        let mut words = redis::Cmd::new();
-        words.arg(command.split(' ').collect::<Vec<_>>());
-        words.query_async(&mut connection).await
-    };
-    asking.await.map_err(io::Error::other)
-}
-
-async fn tell(server: &Server, command: &str) -> io::Result<()> {
-    ask::<redis::Value>(server, command).await.map(drop)
-}
-
-/// What a node of a cluster says of itself.
-async fn own_line(node: &Server) -> io::Result<String> {
-    let nodes: String = ask(node, "CLUSTER NODES").await?;
-    let own = nodes.lines().find(|line| line.contains("myself"));
-    Ok(own.unwrap_or_default().to_owned())
 }
 
 /// Waits until it is so. A server that does not answer is asked again.

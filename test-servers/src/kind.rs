@@ -14,7 +14,7 @@ pub struct Kind {
     title: &'static str,
     /// What variables call it.
     key: &'static str,
-    /// The official image.
+    /// The official image. Empty if it is only started as a process.
     image: &'static str,
     /// The port in the container.
     pub(crate) port: u16,
@@ -26,6 +26,8 @@ pub struct Kind {
     /// What `--version` of the right version prints, among more.
     version: &'static str,
     role: Role,
+    /// Whether its wall clock can be set.
+    pub(crate) has_clock: bool,
 }
 
 /// What the server does, and so how it is started and talked to.
@@ -65,6 +67,7 @@ impl Kind {
         folder: "",
         version: "Redis server v=8.",
         role: Role::Redis,
+        has_clock: false,
     };
     /// Valkey 8.1.
     pub const VALKEY: Self = Self {
@@ -83,6 +86,21 @@ impl Kind {
         version: "Redis server v=7.0.",
         ..Self::REDIS
     };
+    /// The Redis on the `PATH`, whatever its version, as a process of this machine: it reaches other servers and files here, and starts fast.
+    pub const LOCAL_REDIS: Self = Self {
+        title: "redis-server",
+        image: "",
+        version: "Redis server v=",
+        role: Role::RedisPeer,
+        ..Self::REDIS
+    };
+    /// The same with a wall clock that can be [set](crate::Server::set_clock).
+    pub const CLOCKED_REDIS: Self = Self {
+        has_clock: true,
+        ..Self::LOCAL_REDIS
+    };
+    /// A sentinel of the same program. Its arguments are the lines of its configuration.
+    pub const LOCAL_SENTINEL: Self = Self::LOCAL_REDIS.with(Role::RedisSentinel);
     /// PostgreSQL 17: the user `postgres` needs no password.
     pub const POSTGRES: Self = Self {
         title: "PostgreSQL 17",
@@ -94,6 +112,7 @@ impl Kind {
         folder: "/usr/lib/postgresql/17/bin",
         version: "postgres (PostgreSQL) 17.",
         role: Role::Postgres,
+        has_clock: false,
     };
     /// PostgreSQL 15: the user `postgres` needs no password.
     pub const POSTGRES_15: Self = Self {
@@ -115,6 +134,7 @@ impl Kind {
         folder: "",
         version: "etcd Version: 3.5.",
         role: Role::Etcd,
+        has_clock: false,
     };
     /// What is before a Postgres. Only on the `PATH`.
     pub(crate) const PGBOUNCER: Self = Self {
@@ -154,6 +174,11 @@ impl Kind {
     #[must_use]
     pub fn is_started_here(&self) -> bool {
         self.named_url().is_none()
+    }
+
+    /// Whether it is only started as a process, whatever the environment says.
+    pub(crate) fn is_local(&self) -> bool {
+        self.image.is_empty()
     }
 
     /// The image, as the environment wants it.

@@ -38,14 +38,15 @@ mod redis_cluster;
 mod run;
 mod sentinel;
 mod server;
+mod wall_clock;
 
 /// Why there is no server, or why something was not done to it.
 pub use anyhow::Error as ServerError;
 pub use etcd::{EtcdCluster, Peer};
 pub use kind::Kind;
 pub use local_postgres::LocalPostgres;
-pub use machine::Data;
+pub use machine::{Data, free_port};
 pub use pgbouncer::PgBouncer;
 pub use redis_cluster::RedisCluster;
-pub use sentinel::RedisSentinels;
+pub use sentinel::{FakeSentinel, RedisSentinels};
 pub use server::Server;

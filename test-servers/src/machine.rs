@@ -37,6 +37,11 @@ pub(crate) trait Machine: Send {
     /// Copies its data, in the place of an earlier copy. It should be paused.
     async fn copy(&mut self) -> Result<()>;
 
+    /// Sets its wall clock ahead of this machine's by that many seconds, if it has one of its own.
+    fn set_clock(&self, _ahead: i32) -> Result<()> {
+        bail!("the server has no clock of its own")
+    }
+
     /// Whether it has not ended.
     async fn runs(&mut self) -> bool;
 
@@ -67,7 +72,11 @@ pub(crate) async fn in_background<T: Send + 'static>(
 /// A port of the loopback on which no process listens at this moment, and that this process has not been given before.
 ///
 /// It is below those that systems give to outgoing connections: while a server is down, no other process is given its port.
-pub(crate) fn free_port() -> Result<u16> {
+///
+/// # Errors
+///
+/// If none is found.
+pub fn free_port() -> Result<u16> {
     const TRIES: usize = 200;
     static GIVEN: LazyLock<Mutex<HashSet<u16>>> = LazyLock::new(Mutex::default);
     for _ in 0..TRIES {

@@ -18,6 +18,7 @@ use tempfile::TempDir;
 use crate::kind::{Kind, Place};
 use crate::machine::{Data, Machine};
 use crate::run::{family, is_alive, pid, send};
+use crate::wall_clock;
 
 /// Ends the server, with its folder, when the process that started it has ended, however it did. The pipe that is read
 /// has no other end then. The server itself takes the place of the shell.
@@ -61,13 +62,18 @@ pub(crate) struct Process {
 impl Process {
     /// One that is not started, and has no data.
     pub(crate) fn new(kind: Kind, program: PathBuf, port: u16, arguments: Vec<String>) -> Result<Self> {
+        let folder = folder().context("making a folder for a server")?;
+        let environment = match kind.has_clock {
+            true => wall_clock::environment(folder.path())?,
+            false => Vec::new(),
+        };
         Ok(Self {
             kind,
             program,
             port,
             arguments,
-            environment: Vec::new(),
-            folder: folder().context("making a folder for a server")?,
+            environment,
+            folder,
             prepared: None,
             child: None,
         })
@@ -223,6 +229,11 @@ impl Machine for Process {
     async fn copy(&mut self) -> Result<()> {
         remove(&self.path("copy"))?;
         copy(&self.path("data"), &self.path("copy")).context("copying the data of a server")
+    }
+
+    fn set_clock(&self, ahead: i32) -> Result<()> {
+        ensure!(self.kind.has_clock, "the server has no clock of its own");
+        wall_clock::set(self.folder.path(), ahead)
     }
 
     async fn runs(&mut self) -> bool {

@@ -42,7 +42,7 @@ exec "$program" "$file" --sentinel --port "$port" --bind 127.0.0.1"#;
     words.map(str::to_owned).to_vec()
 }
 
-/// Asks the server there, and returns its reply, which must be one line or one text.
+/// Asks the server, with spaces between the words of the command. Returns its reply as text: of an array, a line for each element.
 pub(crate) async fn command(server: &Server, command: &str) -> Result<String> {
     let mut connection = BufReader::new(TcpStream::connect(server.authority()).await?);
     let answer = ask(&mut connection, command).await;
@@ -51,14 +51,24 @@ pub(crate) async fn command(server: &Server, command: &str) -> Result<String> {
 
 /// Waits until the answer of the server has all these words.
 pub(crate) async fn until(server: &Server, question: &str, words: &[&str]) -> Result<()> {
+    let what = format!("{words:?} in the answer of {server} to {question}");
+    let has_all = async || {
+        let answer = command(server, question).await?;
+        Ok(words.iter().all(|word| answer.contains(word)))
+    };
+    eventually(&what, has_all).await
+}
+
+/// Waits until it is so. A server that does not answer is asked again.
+pub(crate) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
     let start = Instant::now();
     loop {
-        let answer = command(server, question).await;
-        if matches!(&answer, Ok(answer) if words.iter().all(|word| answer.contains(word))) {
+        let answer = is_so().await;
+        if matches!(answer, Ok(true)) {
             return Ok(());
         }
         if start.elapsed() > LONGEST {
-            bail!("no {words:?} in the answer of {server} to {question}: {answer:?}");
+            bail!("waited in vain until {what}: {answer:?}");
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -84,20 +94,28 @@ pub(crate) async fn probe(authority: &str, user_info: Option<&str>, has_data: bo
     valkey.or_else(redis).context("it does not tell its version")
 }
 
-/// Asks, and reads a reply of one line or one text.
+/// Asks, and reads the reply.
 async fn ask(connection: &mut BufReader<TcpStream>, command: &str) -> Result<String> {
     let request = format!("{command}\r\n");
     connection.get_mut().write_all(request.as_bytes()).await?;
-    let mut line = String::new();
-    connection.read_line(&mut line).await?;
-    match line.trim_end().split_at_checked(1) {
-        Some(("$", length)) => {
-            let mut text = vec![0; length.parse::<usize>()? + 2];
-            connection.read_exact(&mut text).await?;
-            Ok(String::from_utf8_lossy(&text).replace('\r', ""))
+    let (mut elements, mut left) = (Vec::new(), 1);
+    while left > 0 {
+        left -= 1;
+        let mut line = String::new();
+        connection.read_line(&mut line).await?;
+        match line.trim_end().split_at_checked(1) {
+            Some(("$", "-1")) => elements.push(String::new()),
+            Some(("$", length)) => {
+                let mut text = vec![0; length.parse::<usize>()? + 2];
+                connection.read_exact(&mut text).await?;
+                elements.push(String::from_utf8_lossy(&text).replace('\r', ""));
+            }
+            Some(("*", count)) => left += count.parse::<usize>().unwrap_or(0),
+            Some(("+" | ":", answer)) => elements.push(answer.to_owned()),
+            Some(("-", error)) => bail!(error.to_owned()),
+            _ => bail!("it does not answer as Redis does: {line:?}"),
         }
-        Some(("+" | ":", answer)) => Ok(answer.to_owned()),
-        Some(("-", error)) => bail!(error.to_owned()),
-        _ => bail!("it does not answer as Redis does: {line:?}"),
     }
+    let trimmed: Vec<_> = elements.iter().map(|element| element.trim_end_matches('\n')).collect();
+    Ok(trimmed.join("\n"))
 }

@@ -16,6 +16,7 @@ use crate::container::{self, Container};
 use crate::kind::Kind;
 use crate::machine::{Data, Machine, background, free_port, in_background};
 use crate::process::Process;
+use crate::redis;
 
 /// How long a server may take to answer after it was started.
 const LONGEST_START: Duration = Duration::from_secs(40);
@@ -79,6 +80,15 @@ impl Server {
     #[must_use]
     pub fn url_at(&self, address: SocketAddr) -> String {
         self.url.replacen(&self.authority, &address.to_string(), 1)
+    }
+
+    /// Asks a Redis or a sentinel, with spaces between the words of the command. Returns its reply as text: of an array, a line for each element.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer, or with an error.
+    pub async fn redis(&self, command: &str) -> Result<String> {
+        redis::command(self, command).await
     }
 
     /// Its host and port, as a proxy wants them.
@@ -156,6 +166,16 @@ impl Server {
         .await
     }
 
+    /// Sets its wall clock ahead of this machine's by that many seconds, or behind.
+    ///
+    /// # Errors
+    ///
+    /// If it was started without a clock of its own, or the system failed.
+    pub async fn set_clock(&self, ahead: i32) -> Result<()> {
+        let machine = self.machine()?;
+        in_background(async move { machine.lock().await.set_clock(ahead) }).await
+    }
+
     fn machine(&self) -> Result<Arc<Mutex<Box<dyn Machine>>>> {
         let machine = self.machine.clone();
         machine.with_context(|| format!("{self} was not started here: it can be neither stopped nor restarted"))
@@ -213,6 +233,7 @@ async fn way(kind: &Kind) -> Result<(Way, String)> {
         only => Err(anyhow!("FENCELOCK_TEST_SERVERS allows only {only:?}")),
     };
     let container = match allowed("container") {
+        _ if kind.is_local() => Err(anyhow!("it needs a process of this machine")),
         Ok(()) => container::image(kind).await,
         Err(refused) => Err(refused),
     };
@@ -220,7 +241,8 @@ async fn way(kind: &Kind) -> Result<(Way, String)> {
         Ok(image) => return Ok((Way::Container(image.clone()), format!("in a container of {image}"))),
         Err(reason) => reason,
     };
-    match allowed("path").and_then(|()| kind.program_on_path()) {
+    let path = if kind.is_local() { Ok(()) } else { allowed("path") };
+    match path.and_then(|()| kind.program_on_path()) {
         Ok(program) => {
             let words = format!("from {}", program.display());
             Ok((Way::Path(program), words))
@@ -298,6 +320,10 @@ async fn ready(kind: Kind, authority: &str, title: &str, machine: &mut dyn Machi
             // Another server may have the port while ours could not get it.
             Ok(Ok(version)) if machine.runs().await => return Ok(version),
             Ok(Ok(_)) => "it has ended, and another server answers".to_owned(),
+            // Its arguments say that it wants a password.
+            Ok(Err(error)) if error.to_string().starts_with("NOAUTH") && machine.runs().await => {
+                return Ok(kind.title().to_owned());
+            }
             Ok(Err(error)) => format!("{error:#}"),
             Err(_) => "no answer".to_owned(),
         };

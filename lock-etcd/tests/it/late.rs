@@ -6,8 +6,8 @@ use std::task::Poll;
 
 use crate::again::through;
 use crate::server::{
-    Etcd, LONG, claim, clean_up, client, config, config_behind, deliver, fails, granted, is_answer, plain, queue, raise_base,
-    shared, start, until, until_queued, waiting,
+    Etcd, LONG, claim, clean_up, client, config, config_behind, deliver, fails, granted, is_answer, plain, queue,
+    raise_base, shared, start, until, until_queued, waiting,
 };
 use conformance_tests::faults::{Held, Proxy, Then};
 use lock_core::{Claim, DistributedLock, Grant, Locks, ReleaseOutcome, Released, Renew};

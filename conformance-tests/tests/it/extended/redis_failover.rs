@@ -2,30 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use fencelock::redis::redis;
-use test_servers::{Data, Kind, RedisSentinels, Server};
+use test_servers::{Data, Kind, RedisSentinels};
 
 /// After what time without an answer sentinels take a server for down.
 const DOWN_AFTER: Duration = Duration::from_secs(1);
 
 /// Longer than any failover.
 const LONG: Duration = Duration::from_secs(120);
-
-/// Asks a server or a sentinel, with spaces between the words of the command.
-async fn ask<T: redis::FromRedisValue>(server: &Server, command: &str) -> T {
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-    let mut words = redis::Cmd::new();
-    words.arg(command.split(' ').collect::<Vec<_>>());
-    words.query_async(&mut connection).await.unwrap()
-}
-
-/// The port of the primary, as the first sentinel says.
-async fn primary(service: &RedisSentinels) -> u16 {
-    let question = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {}", RedisSentinels::SERVICE);
-    let (_, port): (String, u16) = ask(&service.sentinels()[0], &question).await;
-    port
-}
 
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let end = Instant::now() + LONG;
@@ -49,15 +32,15 @@ async fn a_holder_keeps_its_lock_and_a_waiter_its_place_when_the_primary_is_kill
     // On the replicas, too, one of which is promoted.
     for server in service.servers() {
         until("the waiter waits", async || {
-            ask::<usize>(server, "ZCARD {fencelock:n}:order").await == 1
+            server.redis("ZCARD {fencelock:n}:order").await.unwrap() == "1"
         })
         .await;
     }
-    let old = primary(&service).await;
+    let old = service.primary().await.unwrap();
     let killed = Instant::now();
-    service.servers()[0].kill().await.unwrap();
+    service.servers()[old].kill().await.unwrap();
     until("the sentinels name another primary", async || {
-        primary(&service).await != old
+        service.primary().await.unwrap() != old
     })
     .await;
     let replaced = killed.elapsed();
@@ -69,7 +52,7 @@ async fn a_holder_keeps_its_lock_and_a_waiter_its_place_when_the_primary_is_kill
     let next = waiting.await.unwrap().unwrap();
     assert!(next.token() > token);
     // The killed server comes back as a primary, and is demoted; the holder stays where it is.
-    service.servers()[0].restart(Data::Kept).await.unwrap();
+    service.servers()[old].restart(Data::Kept).await.unwrap();
     until("the lock is renewed", async || next.renew_now().await.is_ok()).await;
     assert!(next.is_held());
     assert!(locks.try_lock("n").await.unwrap().is_none());

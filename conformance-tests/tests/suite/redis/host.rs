@@ -1,14 +1,13 @@
 //! Where the locks of a namespace are.
 
 use std::fmt;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use conformance_tests::{Fault, Injection};
 use futures_util::future::try_join_all;
 use lock_core::LockError;
-use test_servers::{Kind, RedisCluster, RedisSentinels, Server};
+use test_servers::{FakeSentinel, Kind, RedisCluster, RedisSentinels, Server};
 
 use super::role::{USER, rule};
 use super::{command, connect, failed};
@@ -133,8 +132,9 @@ impl Host {
         let mut place = self.place();
         match self {
             Self::Watched(_) => {
-                let named = naming(address).map_err(|error| LockError::failed("standing in for a sentinel", error));
-                place.url = format!("redis+sentinel://{}/{}", named?, RedisSentinels::SERVICE);
+                let named = FakeSentinel::naming(&address.ip().to_string(), address.port(), 0);
+                let named = named.map_err(|error| LockError::failed("standing in for a sentinel", error))?;
+                place.url = FakeSentinel::url(&[named]);
             }
             Self::Redlock(servers) => {
                 place.servers[0] = servers[0].url_at(address);
@@ -178,46 +178,5 @@ impl fmt::Display for Host {
             Self::Redlock(_) => write!(f, "{count} servers, each {}", first.version())?,
         }
         write!(f, ", as the ACL user {USER:?} with the rights in docs/redis.md")
-    }
-}
-
-/// Starts what answers as a sentinel does that names the primary at that address. It ends with the process.
-///
-/// A real sentinel would talk to the server over the proxy, too, and be counted.
-fn naming(address: SocketAddr) -> std::io::Result<SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let own = listener.local_addr()?;
-    let text = |text: &str| format!("${}\r\n{text}\r\n", text.len());
-    let [host, port] = [address.ip().to_string(), address.port().to_string()].map(|part| text(&part));
-    let named = format!("*2\r\n{host}{port}");
-    let name = text(RedisSentinels::SERVICE);
-    let known = format!(
-        "*1\r\n%4\r\n$4\r\nname\r\n{name}$2\r\nip\r\n{host}$4\r\nport\r\n{port}$12\r\nconfig-epoch\r\n$1\r\n0\r\n"
-    );
-    std::thread::spawn(move || {
-        for client in listener.incoming().flatten() {
-            let (named, known) = (named.clone(), known.clone());
-            std::thread::spawn(move || answer(client, &named, &known));
-        }
-    });
-    Ok(own)
-}
-
-fn answer(mut client: TcpStream, named: &str, known: &str) {
-    const HELLO: &str = "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n";
-    let subscribed = ["a", "b", "c"].map(|channel| format!(">3\r\n$9\r\nsubscribe\r\n$1\r\n{channel}\r\n:1\r\n"));
-    let subscribed = subscribed.concat();
-    let mut request = vec![0; 4096];
-    while let Ok(length @ 1..) = client.read(&mut request) {
-        let request = String::from_utf8_lossy(&request[..length]);
-        let answer = match () {
-            () if request.contains("HELLO") => HELLO,
-            () if request.contains("SUBSCRIBE") => &subscribed,
-            () if request.contains("MASTERS") => known,
-            () => named,
-        };
-        if client.write_all(answer.as_bytes()).is_err() {
-            return;
-        }
     }
 }
