@@ -1,61 +1,26 @@
-//! Tokens rise, whatever happens to the server and its data.
+//! Tokens and reservations as the client gets them from the scripts, and keys that another program wrote.
 
 use std::num::NonZeroU32;
 use std::pin::pin;
 use std::time::Duration;
 
-use lock_core::{Claim, DistributedLock, FencingToken, Grant, LockError, Wait};
-use lock_redis::RedisLock;
+use lock_core::{Claim, DistributedLock, Grant, LockError, Released, Renewal, Wait};
 
-use crate::server::{self, LONG, Server, claim, granted, until};
-
-/// Takes and releases the lock, and tells its token.
-pub(crate) async fn token(lock: &RedisLock) -> FencingToken {
-    let claim = claim("n", LONG);
-    let mut grant = None;
-    until("the lock is granted", async || {
-        grant = match lock.try_acquire(&claim).await {
-            // A connection that has just broken.
-            Err(LockError::Unavailable { .. }) => None,
-            attempt => Some(attempt.unwrap().granted().expect("the lock is free")),
-        };
-        grant.is_some()
-    })
-    .await;
-    lock.release(&claim, None).await.unwrap();
-    grant.unwrap().token
-}
+use crate::server::{Ask, LONG, busy, claim, granted, name, soon, start};
 
 #[tokio::test]
-async fn a_counter_that_follows_the_clock_is_kept_for_as_long_as_is_configured() {
-    let server = Server::start();
-    let usual = server.client().await;
-    let longer = server
-        .config()
-        .counter_retention(Duration::from_secs(2 * 60 * 60))
-        .connect()
-        .await
-        .unwrap();
-    for (lock, time) in [
-        (usual, Duration::from_secs(10 * 60)),
-        (longer, Duration::from_secs(2 * 60 * 60)),
-    ] {
-        token(&lock).await;
+async fn a_counter_is_kept_for_as_long_as_is_configured() {
+    let server = start().await;
+    let hours = Duration::from_secs(2 * 60 * 60);
+    let longer = server.config().counter_retention(hours);
+    for (config, time) in [(server.config(), Duration::from_secs(10 * 60)), (longer, hours)] {
+        let (lock, claim) = (config.connect().await.unwrap(), claim("n", LONG));
+        granted(&lock, &claim).await;
+        lock.release(&claim, None).await.unwrap();
         let kept: u64 = server.command("PTTL {fencelock:n}:fence").await;
         let all = time.as_millis() as u64;
         assert!(kept <= all && kept > all - 60_000, "{kept}");
     }
-}
-
-#[tokio::test]
-async fn an_exhausted_counter_grants_nothing() {
-    let server = Server::start();
-    let lock = server.client().await;
-    let _: () = server
-        .command(&format!("SET {{fencelock:n}}:fence {}", FencingToken::MAX))
-        .await;
-    assert!(lock.try_acquire(&claim("n", LONG)).await.is_err());
-    assert_eq!(server.leftovers().await, Vec::<String>::new());
 }
 
 fn wants(tokens: u32) -> Claim {
@@ -67,47 +32,103 @@ fn block(grant: &Grant) -> (u64, u64) {
 }
 
 #[tokio::test]
-async fn a_block_has_the_tokens_since_the_last_one_for_which_the_time_has_passed() {
-    let server = Server::start();
-    let lock = server.client().await;
-    let mut last = 0;
-    for (before, wanted, tokens) in [
-        ("PING", 8, 1),
-        ("PING", 8, 8),
-        ("PING", u32::MAX, 64),
-        ("DEL {fencelock:n}:fence", 8, 1),
-        ("PING", 1, 1),
-        ("SET {fencelock:n}:fence 4000000000000000", 8, 1),
-        ("PING", 8, 1),
-    ] {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-        let _: lock_redis::redis::Value = server.command(before).await;
-        let claim = wants(wanted);
-        let (first, next) = block(&granted(&lock, &claim).await);
-        assert!(
-            first > last && next - first + 1 == tokens,
-            "{first}..={next}: {before}, {wanted}"
-        );
-        let again = granted(&lock, &claim).await;
-        assert_eq!(block(&again), (next, next), "asked again");
-        lock.release(&claim, None).await.unwrap();
-        last = next;
+async fn a_block_comes_with_the_answer_or_the_push_and_has_at_most_64_tokens() {
+    let server = start().await;
+    let (one, other) = (server.client().await, server.client().await);
+    let first = wants(u32::MAX);
+    let (from, to) = block(&granted(&one, &first).await);
+    assert_eq!(from, to, "without a last token none is known to be unused");
+    one.release(&first, None).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let (from, last) = block(&granted(&one, &first).await);
+    assert!(from > to && last - from + 1 == 64, "{from}..={last}");
+    assert_eq!(block(&granted(&one, &first).await), (last, last), "asked again");
+    let wanted = wants(8);
+    let mut wait = pin!(other.acquire(&wanted, Wait::until(None)));
+    tokio::select! {
+        _ = &mut wait => panic!("the lock is held"),
+        () = server.until_queued("n", 1) => {}
     }
-    assert_eq!(last, 4_000_000_000_000_002);
+    one.release(&first, None).await.unwrap();
+    let (from, to) = block(&wait.await.unwrap().granted().unwrap());
+    assert!(from > last && to - from + 1 == 8, "{from}..={to}");
 }
 
 #[tokio::test]
-async fn a_waiter_is_given_its_block_with_the_push() {
-    let server = Server::start();
-    let (a, b) = (server.client().await, server.client().await);
-    let (held, wanted) = (claim("n", LONG), wants(8));
-    let token = granted(&a, &held).await.token.get();
-    let mut wait = pin!(b.acquire(&wanted, Wait::until(None)));
-    tokio::select! {
-        _ = &mut wait => panic!("the lock is held"),
-        () = server::until_queued(&server, "n", 1) => {}
+async fn a_reservation_counts_for_the_grant_that_its_client_knows() {
+    let server = start().await;
+    let (lock, other) = (server.client().await, server.client().await);
+    let mine = claim("n", LONG).with_at_least(2 * LONG);
+    granted(&lock, &mine).await;
+    assert_eq!(lock.reserve(&mine, 2 * LONG).await.unwrap(), Renewal::Renewed);
+    // An acquire that the network held back arrives after the release.
+    other.release(&mine, None).await.unwrap();
+    granted(&other, &mine).await;
+    assert_eq!(lock.reserve(&mine, 2 * LONG).await.unwrap(), Renewal::NotHeld);
+    let left: u64 = server.command("PTTL {fencelock:n}:lock").await;
+    assert!(Duration::from_millis(left) <= LONG);
+}
+
+fn assert_foreign(error: &LockError, name: &str) {
+    assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
+    assert!(error.to_string().contains("did not write"), "{error}");
+    assert!(error.to_string().contains(&format!("{{fencelock:{name}}}:")), "{error}");
+}
+
+#[tokio::test]
+async fn a_key_that_another_program_has_written_is_neither_touched_nor_passed_by() {
+    let server = start().await;
+    let lock = server.client().await;
+    let mut keys = Vec::new();
+    for kind in ["lock", "fence", "order", "holders"] {
+        // No counter goes above the last one.
+        for (of, foreign) in [
+            ("list", "RPUSH KEY x"),
+            ("text", "SET KEY x"),
+            ("end", "SET KEY 9007199254740991"),
+        ] {
+            let name = format!("{kind}-{of}");
+            keys.push(format!("{{fencelock:{name}}}:{kind}"));
+            let _: () = server.command(&foreign.replace("KEY", &keys[keys.len() - 1])).await;
+            for attempt in [
+                lock.try_acquire(&claim(&name, LONG)).await,
+                lock.acquire(&claim(&name, LONG), Wait::until(soon())).await,
+            ] {
+                assert_foreign(&attempt.unwrap_err(), &name);
+            }
+        }
     }
-    a.release(&held, None).await.unwrap();
-    let (first, last) = block(&wait.await.unwrap().granted().unwrap());
-    assert!(first > token && last - first + 1 == 8, "{first}..={last}");
+    keys.sort();
+    let mut left: Vec<String> = server.command("KEYS *").await;
+    left.sort();
+    assert_eq!(left, keys, "no lock without a token, and nothing deleted");
+    // Other names are as free as ever. The order in which the server lists its keys is by chance, and the foreign ones must not be the last.
+    let names: Vec<_> = (100..120).map(|number| name(&format!("n{number}"))).collect();
+    for name in &names {
+        granted(&lock, &claim(name.as_str(), LONG)).await;
+    }
+    let listed = lock.list("").await.unwrap();
+    let listed: Vec<_> = listed.into_iter().filter_map(|holder| holder.name).collect();
+    assert!(listed.ends_with(&names), "{listed:?}");
+    assert_foreign(&lock.holders(&name("lock-list")).await.unwrap_err(), "lock-list");
+}
+
+#[tokio::test]
+async fn what_another_program_has_written_leaves_a_claim_without_a_place_and_keeps_no_holder_from_its_release() {
+    let server = start().await;
+    let lock = server.client().await;
+    let held = claim("n", LONG);
+    granted(&lock, &held).await;
+    // This key is read by claims that wait alone.
+    let _: () = server.command("SET {fencelock:n}:waiters x").await;
+    let error = lock.acquire(&claim("n", LONG), Wait::until(soon())).await.unwrap_err();
+    assert_foreign(&error, "n");
+    assert!(!server.command::<bool>("EXISTS {fencelock:n}:order").await);
+    busy(&lock, &claim("n", LONG)).await;
+    for key in ["fence", "order", "waiters"] {
+        let _: () = server.command(&format!("DEL {{fencelock:n}}:{key}")).await;
+        let _: () = server.command(&format!("RPUSH {{fencelock:n}}:{key} x")).await;
+    }
+    assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
+    server.until_locked("n", false).await;
 }

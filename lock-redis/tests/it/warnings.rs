@@ -7,7 +7,7 @@ use lock_core::Locks;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-use crate::server::{LONG, Server, until};
+use crate::server::{Ask, LONG, start, until};
 
 /// Keeps the warnings that are logged.
 #[derive(Clone, Default)]
@@ -54,7 +54,7 @@ async fn an_eviction_policy_that_is_set_under_a_held_lock_is_logged_once() {
             .filter(|text| text.contains(POLICY))
             .count()
     };
-    let server = Server::start();
+    let server = start().await;
     let locks = Locks::new(server.client().await);
     let _: () = server.command("CONFIG SET maxmemory 100mb").await;
     let _: () = server.command(&format!("CONFIG SET maxmemory-policy {POLICY}")).await;

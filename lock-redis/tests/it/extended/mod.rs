@@ -2,12 +2,7 @@
 
 mod clock;
 mod cluster;
-mod connection;
-mod contract;
-mod failover;
 mod growth;
 mod redlock;
 mod replicas;
 mod sentinel;
-mod sentinel_setup;
-mod tokens;

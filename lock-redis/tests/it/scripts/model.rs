@@ -4,40 +4,42 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fastrand::Rng;
 
-pub(crate) const CLIENTS: usize = 4;
-const OWNERS: usize = 8;
+use super::step::{Ask, Renew, Reserve, Step};
+
+pub(super) const CLIENTS: usize = 4;
+pub(super) const OWNERS: usize = 8;
 
 /// Longer than a run takes, in milliseconds.
-pub(crate) const TTL: u64 = 100_000;
+pub(super) const TTL: u64 = 100_000;
 
 /// What is left of the life of a waiter that has missed two refreshes, in percent.
-pub(crate) const FADED: u64 = 20;
+pub(super) const FADED: u64 = 20;
 
 /// What is left of the life of a hold that is about to end, in percent.
-const ABOUT_TO_END: u64 = 10;
+pub(super) const ABOUT_TO_END: u64 = 10;
 
 /// An owner; the same one always asks through the same client.
-pub(crate) type Owner = usize;
+pub(super) type Owner = usize;
 
 /// What the owner is called on the server.
-pub(crate) fn name_of(owner: Owner) -> String {
+pub(super) fn name_of(owner: Owner) -> String {
     format!("o{owner}")
 }
 
-pub(crate) fn client_of(owner: Owner) -> usize {
+pub(super) fn client_of(owner: Owner) -> usize {
     owner % CLIENTS
 }
 
 /// How many tokens the owner wants: so many that each block begins right behind the last token, or few.
-pub(crate) fn tokens_wanted(owner: Owner) -> u64 {
+pub(super) fn tokens_wanted(owner: Owner) -> u64 {
     [1_000_000_000, 2][owner / CLIENTS]
 }
 
 /// What the scripts call a mode.
-pub(crate) type Mode = &'static str;
+pub(super) type Mode = &'static str;
 
-const EXCLUSIVE: Mode = "x";
-const SHARED: Mode = "s";
+pub(super) const EXCLUSIVE: Mode = "x";
+pub(super) const SHARED: Mode = "s";
 
 /// The modes in which each owner asks: alike, readers and writers, or permits and others.
 fn modes(random: &mut Rng) -> [Mode; OWNERS] {
@@ -50,254 +52,60 @@ fn modes(random: &mut Rng) -> [Mode; OWNERS] {
 }
 
 /// How many may hold in that mode. Two modes are of one kind if that is the same.
-fn permits(mode: Mode) -> Option<usize> {
+pub(super) fn permits(mode: Mode) -> Option<usize> {
     mode.strip_prefix('p').map(|of| of.parse().unwrap())
-}
-
-#[derive(Clone, Debug)]
-pub(crate) enum Step {
-    /// Asks; waits if it is busy. `late` is how much of the ttl was over when the request arrived, in percent.
-    Acquire {
-        owner: Owner,
-        mode: Mode,
-        wait: bool,
-        late: u64,
-    },
-    /// `late` says whether it arrives when it is not wanted any more, `reserves` whether the name may be reserved, `shares` whether it is for a
-    /// hold that does not exclude others.
-    Renew {
-        owner: Owner,
-        late: bool,
-        reserves: bool,
-        shares: bool,
-    },
-    /// Reserves the name for that long, in percent of the ttl, by the grant at present or an old one, or ends the hold so.
-    Reserve {
-        owner: Owner,
-        length: u64,
-        late: bool,
-        old: bool,
-        ends: bool,
-    },
-    Release(Owner),
-    ForceRelease,
-    /// The lease runs out: of an exclusive hold, and of that of the owner.
-    Expire(Owner),
-    /// The lease is nearly over.
-    Age(Owner),
-    /// The waiter has not been heard of for most of its ttl.
-    Fade(Owner),
-    /// The counter is deleted, or set ahead of the clock, or to something else.
-    LoseCounter,
-    AdvanceCounter,
-    SpoilCounter,
-    /// Somebody else writes to the key of the lock, if it is free.
-    SpoilLock,
-    /// The client's connection closes; it comes back with its next request.
-    Kill(usize),
 }
 
 /// What a step came to, as the model says or as the server shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outcome {
-    /// The words of the answer.
-    pub(crate) answer: Vec<String>,
+pub(super) struct Outcome {
+    /// The word of the answer.
+    pub(super) answer: String,
     /// The first and the last token in the answer.
-    pub(crate) token: Option<(u64, u64)>,
+    pub(super) token: Option<(u64, u64)>,
     /// What each client was told, without numbers.
-    pub(crate) told: BTreeMap<usize, Vec<String>>,
+    pub(super) told: BTreeMap<usize, Vec<String>>,
     /// What the counter was set to.
-    pub(crate) counter: Option<u64>,
+    pub(super) counter: Option<u64>,
     /// The owners that were told that they hold, with their tokens.
-    pub(crate) tokens: Vec<(Owner, (u64, u64))>,
+    pub(super) tokens: Vec<(Owner, (u64, u64))>,
     /// Each hold, as its mode and owner, and how long its lease lasts, in percent of the ttl, rounded to tens.
-    pub(crate) holds: BTreeMap<String, u64>,
-    pub(crate) queue: Vec<Owner>,
+    pub(super) holds: BTreeMap<String, u64>,
+    pub(super) queue: Vec<Owner>,
 }
 
 #[derive(Clone, Debug)]
-struct Hold {
-    owner: Owner,
-    mode: Mode,
-    lease: u64,
+pub(super) struct Hold {
+    pub(super) owner: Owner,
+    pub(super) mode: Mode,
+    pub(super) lease: u64,
     /// Whether the holder has released the name, and it is only reserved.
-    reserved: bool,
+    pub(super) reserved: bool,
 }
 
 #[derive(Debug)]
-pub(crate) struct Model {
-    modes: [Mode; OWNERS],
-    holds: Vec<Hold>,
+pub(super) struct Model {
+    pub(super) modes: [Mode; OWNERS],
+    pub(super) holds: Vec<Hold>,
     /// With how much life each came, in percent.
-    queue: VecDeque<(Owner, u64)>,
-    dead: BTreeSet<usize>,
+    pub(super) queue: VecDeque<(Owner, u64)>,
+    pub(super) dead: BTreeSet<usize>,
     spoilt_counter: bool,
     spoilt_lock: bool,
     /// The counter is ahead of the clock: should it be lost, tokens would fall.
-    advanced: bool,
+    pub(super) advanced: bool,
     /// The owner that asked in the last step for what it held.
     again: Option<Owner>,
     /// The owner whose hold, which did not exclude others, has ended by itself in the last step.
-    over: Option<Owner>,
+    pub(super) over: Option<Owner>,
     /// Those that were granted the name in the last step, in order, and whether they asked then.
     granted: Vec<(Owner, bool)>,
     last_token: u64,
     tokens: BTreeMap<Owner, u64>,
 }
 
-impl Step {
-    pub(crate) fn random(random: &mut Rng, model: &Model) -> Self {
-        let any = random.usize(..OWNERS);
-        // Mostly what does something.
-        let one_of = |random: &mut Rng| match model.holds.len() {
-            0 => any,
-            n => model.holds[random.usize(..n)].owner,
-        };
-        let holder = if random.f32() < 0.8 { one_of(random) } else { any };
-        let waiter = match model.queue.len() {
-            0 => any,
-            n => model.queue[random.usize(..n)].0,
-        };
-        let first = model.queue.front().map_or(any, |(first, _)| *first);
-        let asks = |owner: Owner, wait, late| Self::Acquire {
-            owner,
-            mode: model.modes[owner],
-            wait,
-            late,
-        };
-        let renews = |owner: Owner, late, reserves| Self::Renew {
-            owner,
-            late,
-            reserves,
-            shares: model.hold(owner).map_or(model.modes[owner], |at| model.holds[at].mode) != EXCLUSIVE,
-        };
-        // An end that nobody was told of, until the first waiter asks again, or the old holder.
-        if model.holds.is_empty() && !model.queue.is_empty() {
-            match random.u32(..10) {
-                0..2 => return renews(any, random.bool(), random.bool()),
-                2..5 => return asks(first, true, 0),
-                // It is served, and those behind it.
-                5..9 if model.queue.len() > 1 => return asks(first, true, 0),
-                _ => {}
-            }
-        }
-        // What is reserved for longer than a lease, a renewal must not shorten.
-        if model.holds.iter().any(|hold| hold.lease > 100) && random.f32() < 0.3 {
-            return renews(holder, false, random.bool());
-        }
-        // A release passes over waiters that are gone.
-        if model.queue.len() > 1 && model.dead.contains(&client_of(first)) && random.f32() < 0.6 {
-            return Self::Release(holder);
-        }
-        if let Some(step) = Self::rare(random, model) {
-            return step;
-        }
-        match random.u32(..100) {
-            0..30 => {
-                let owner = if random.f32() < 0.1 { holder } else { any };
-                asks(owner, random.f32() < 0.8, [0, 0, 0, 0, 30, 40, 70][random.usize(..7)])
-            }
-            30..36 => {
-                let owner = if random.bool() { holder } else { any };
-                renews(owner, random.f32() < 0.3, random.bool())
-            }
-            36..42 => Self::reserve(random, holder),
-            42..46 => Self::Acquire {
-                owner: holder,
-                // Readers and writers do not go together with permits.
-                mode: permits(model.modes[holder]).map_or(SHARED, |_| model.modes[holder]),
-                wait: false,
-                late: 0,
-            },
-            46..58 => Self::Release(holder),
-            58..66 => Self::Release(waiter),
-            66..70 => Self::ForceRelease,
-            70..76 => Self::Expire(holder),
-            76..77 => Self::Age(holder),
-            77..81 => Self::Fade(first),
-            81..83 if !model.advanced => Self::LoseCounter,
-            83..84 => Self::AdvanceCounter,
-            84..86 if !model.advanced => Self::SpoilCounter,
-            86..88 => Self::SpoilLock,
-            _ => Self::Kill(client_of([waiter, first, any][random.usize(..3)])),
-        }
-    }
-
-    fn reserve(random: &mut Rng, owner: Owner) -> Self {
-        Self::Reserve {
-            owner,
-            length: [40, 60, 150, 300][random.usize(..4)],
-            late: random.f32() < 0.2,
-            old: random.f32() < 0.2,
-            ends: random.f32() < 0.4,
-        }
-    }
-
-    /// A step that leads on to what chance alone seldom comes to, or `None`.
-    fn rare(random: &mut Rng, model: &Model) -> Option<Self> {
-        let mut chance = |of: f32| random.f32() < of;
-        // A hold that is over is still stored: its own renewal comes, or the end of another hold.
-        if let Some(over) = model.over.filter(|_| chance(0.6)) {
-            let other = model.holds.first().map_or(over, |hold| hold.owner);
-            return Some(match chance(0.3) {
-                true => Self::Renew {
-                    owner: over,
-                    late: false,
-                    reserves: false,
-                    shares: true,
-                },
-                false => Self::Release(other),
-            });
-        }
-        let (first, queue) = (model.queue.front().map(|(first, _)| *first), model.queue.len());
-        let acquire = |owner: Owner, mode, wait| Self::Acquire {
-            owner,
-            mode,
-            wait,
-            late: 0,
-        };
-        // Only exclusive holds have reservations, and become shared.
-        if let Some(hold) = model.exclusive().map(|at| &model.holds[at]) {
-            let reader = first.filter(|first| model.modes[*first] == SHARED);
-            match hold.reserved {
-                true if chance(0.2) => return Some(Self::ForceRelease),
-                false if reader.is_some() && chance(0.2) => return Some(acquire(hold.owner, SHARED, false)),
-                false if queue > 1 && chance(0.15) => return Some(Self::Expire(hold.owner)),
-                false if chance(0.15) => return Some(Self::reserve(random, hold.owner)),
-                _ => {}
-            }
-        }
-        let first = first.filter(|_| !model.holds.is_empty())?;
-        // Of two that share the name, one is about to end, and the other one ends before it.
-        if let [one, other] = &model.holds[..] {
-            let (one, other) = if one.lease < other.lease {
-                (one, other)
-            } else {
-                (other, one)
-            };
-            match one.lease == ABOUT_TO_END {
-                _ if one.mode == EXCLUSIVE => {}
-                _ if chance(0.25) => return Some(Self::Expire(one.owner)),
-                true if chance(0.5) => return Some(Self::Release(other.owner)),
-                false if chance(0.3) => return Some(Self::Age(one.owner)),
-                _ => {}
-            }
-        }
-        // Several wait that are granted the name together, or the first of them cannot hear of it.
-        if queue < 3 && chance(0.2) {
-            let owner = random.usize(..OWNERS);
-            let is_new = model.queue.iter().all(|(other, _)| *other != owner) && model.hold(owner).is_none();
-            return is_new.then(|| acquire(owner, model.modes[owner], true));
-        }
-        let second = model.queue.get(1).map(|(second, _)| *second);
-        let wants_less = second.filter(|second| tokens_wanted(*second) < tokens_wanted(first));
-        let other = wants_less.filter(|second| client_of(*second) != client_of(first));
-        other.filter(|_| chance(0.2)).map(|_| Self::Kill(client_of(first)))
-    }
-}
-
 impl Model {
-    pub(crate) fn new(random: &mut Rng) -> Self {
+    pub(super) fn new(random: &mut Rng) -> Self {
         Self {
             modes: modes(random),
             holds: Vec::new(),
@@ -315,91 +123,47 @@ impl Model {
     }
 
     /// What the step is expected to come to.
-    pub(crate) fn take(&mut self, step: &Step) -> Outcome {
+    pub(super) fn take(&mut self, step: Step) -> Outcome {
         let mut outcome = Outcome::default();
         self.again = None;
         self.over = None;
         self.granted.clear();
-        outcome.answer = match step {
-            Step::Acquire {
-                owner,
-                mode,
-                wait,
-                late,
-            } => self.acquire(*owner, mode, *wait, *late, &mut outcome),
-            Step::Renew {
-                owner,
-                late,
-                reserves,
-                shares,
-            } => {
-                self.connect(*owner);
-                let hold = self.hold(*owner).map(|at| &mut self.holds[at]);
-                match hold.filter(|hold| (hold.mode != EXCLUSIVE) == *shares) {
-                    Some(_) if *late => vec!["late".to_owned()],
-                    Some(hold) => {
-                        hold.lease = if *reserves && !shares { hold.lease.max(100) } else { 100 };
-                        vec!["renewed".to_owned()]
-                    }
-                    None => vec!["lost".to_owned()],
-                }
-            }
-            Step::Reserve {
-                owner,
-                length,
-                late,
-                old,
-                ends,
-            } => {
-                self.connect(*owner);
-                vec![self.reserve(*owner, *length, *late, *old, *ends, &mut outcome)]
-            }
-            Step::Release(owner) => {
-                self.connect(*owner);
-                vec![self.let_go(*owner, &mut outcome)]
-            }
-            Step::ForceRelease => self.force_release(&mut outcome),
+        if let Step::Acquire(Ask { owner, .. })
+        | Step::Renew(Renew { owner, .. })
+        | Step::Reserve(Reserve { owner, .. })
+        | Step::Release(owner) = step
+        {
+            self.dead.remove(&client_of(owner));
+        }
+        match step {
+            Step::Acquire(ask) => outcome.answer = self.acquire(ask, &mut outcome),
+            Step::Renew(renew) => outcome.answer = self.renew(renew),
+            Step::Reserve(reserve) => outcome.answer = self.reserve(reserve, &mut outcome),
+            Step::Release(owner) => outcome.answer = self.let_go(owner, &mut outcome),
+            Step::ForceRelease => outcome.answer = self.force_release(&mut outcome),
             Step::Expire(owner) => {
-                self.over = self
-                    .hold(*owner)
-                    .filter(|at| self.holds[*at].mode != EXCLUSIVE)
-                    .map(|_| *owner);
-                self.holds.retain(|hold| hold.mode != EXCLUSIVE && hold.owner != *owner);
+                let shares = |at: &usize| self.holds[*at].mode != EXCLUSIVE;
+                self.over = self.hold(owner).filter(shares).map(|_| owner);
+                self.holds.retain(|hold| hold.mode != EXCLUSIVE && hold.owner != owner);
                 self.spoilt_lock = false;
-                Vec::new()
             }
             Step::Age(owner) => {
-                let aged = |hold: &&mut Hold| hold.mode == EXCLUSIVE || hold.owner == *owner;
-                self.holds
-                    .iter_mut()
-                    .filter(aged)
-                    .for_each(|hold| hold.lease = ABOUT_TO_END);
-                Vec::new()
+                let aged = |hold: &&mut Hold| hold.mode == EXCLUSIVE || hold.owner == owner;
+                let aged = self.holds.iter_mut().filter(aged);
+                aged.for_each(|hold| hold.lease = ABOUT_TO_END);
             }
             Step::Fade(owner) => {
-                if let Some(place) = self.queue.iter_mut().find(|(other, _)| other == owner) {
-                    place.1 = FADED;
-                }
-                Vec::new()
+                let place = self.queue.iter_mut().find(|(other, _)| *other == owner);
+                place.into_iter().for_each(|place| place.1 = FADED);
             }
             Step::LoseCounter | Step::AdvanceCounter => {
                 self.advanced |= matches!(step, Step::AdvanceCounter);
                 self.spoilt_counter = false;
-                Vec::new()
             }
-            Step::SpoilCounter => {
-                self.spoilt_counter = true;
-                Vec::new()
-            }
-            Step::SpoilLock => {
-                self.spoilt_lock |= self.exclusive().is_none();
-                Vec::new()
-            }
-            Step::Kill(client) => {
-                self.dead.insert(*client);
-                Vec::new()
-            }
-        };
+            Step::SpoilCounter => self.spoilt_counter = true,
+            Step::SpoilLock => self.spoilt_lock |= self.exclusive().is_none(),
+            Step::Kill(client) => drop(self.dead.insert(client)),
+        }
         for hold in &self.holds {
             let reserved = if hold.reserved { "reserved:" } else { "" };
             let shown = format!("{} {reserved}{}", hold.mode, name_of(hold.owner));
@@ -410,14 +174,12 @@ impl Model {
         }
         outcome.queue = self.queue.iter().map(|(owner, _)| *owner).collect();
         // What another program wrote there is cleared away after the look.
-        if !matches!(step, Step::SpoilLock) {
-            self.spoilt_lock = false;
-        }
+        self.spoilt_lock &= matches!(step, Step::SpoilLock);
         outcome
     }
 
     /// Whether the server did the same; takes note of the tokens that it drew.
-    pub(crate) fn compare(&mut self, expected: &Outcome, found: &Outcome) -> Result<(), String> {
+    pub(super) fn compare(&mut self, expected: &Outcome, found: &Outcome) -> Result<(), String> {
         let words = Outcome {
             token: None,
             counter: None,
@@ -453,26 +215,40 @@ impl Model {
         Ok(())
     }
 
-    fn acquire(&mut self, owner: Owner, mode: Mode, wait: bool, late: u64, outcome: &mut Outcome) -> Vec<String> {
-        self.connect(owner);
-        if late > 50 {
-            return vec!["late".to_owned()];
+    fn acquire(&mut self, ask: Ask, outcome: &mut Outcome) -> String {
+        let (owner, life) = (ask.owner, 100 - ask.late);
+        if ask.late > 50 {
+            return "late".to_owned();
         }
-        match self.attempt(owner, mode, 100 - late, outcome) {
-            Ok(word) if word == "busy" && wait => {
-                match self.queue.iter_mut().find(|(other, _)| *other == owner) {
-                    Some(place) => place.1 = 100 - late,
-                    None => self.queue.push_back((owner, 100 - late)),
-                }
-                let first = self.queue.front().is_some_and(|(first, _)| *first == owner);
-                vec![if first { "busy, first" } else { "busy" }.to_owned()]
-            }
-            Ok(word) => vec![word],
-            Err(error) => vec![error],
+        let word = self
+            .attempt(owner, ask.mode, life, outcome)
+            .unwrap_or_else(|error| error);
+        if word != "busy" || !ask.wait {
+            return word;
         }
+        match self.queue.iter_mut().find(|(other, _)| *other == owner) {
+            Some(place) => place.1 = life,
+            None => self.queue.push_back((owner, life)),
+        }
+        let is_first = self.queue.front().is_some_and(|(first, _)| *first == owner);
+        if is_first { "busy, first" } else { "busy" }.to_owned()
     }
 
-    /// The answer to whoever asks for the lock, without waiting.
+    fn renew(&mut self, renew: Renew) -> String {
+        let hold = self.hold(renew.owner).map(|at| &mut self.holds[at]);
+        let word = match hold.filter(|hold| (hold.mode != EXCLUSIVE) == renew.shares) {
+            Some(_) if renew.late => "late",
+            Some(hold) => {
+                let keeps = renew.reserves && !renew.shares;
+                hold.lease = if keeps { hold.lease.max(100) } else { 100 };
+                "renewed"
+            }
+            None => "lost",
+        };
+        word.to_owned()
+    }
+
+    /// The answer to a claim that asks for the lock, without waiting.
     fn attempt(&mut self, owner: Owner, mode: Mode, life: u64, outcome: &mut Outcome) -> Result<String, String> {
         if self.spoilt_lock {
             return Err("foreign".to_owned());
@@ -532,12 +308,12 @@ impl Model {
     }
 
     /// The hold of the owner.
-    fn hold(&self, owner: Owner) -> Option<usize> {
+    pub(super) fn hold(&self, owner: Owner) -> Option<usize> {
         self.holds.iter().position(|hold| hold.owner == owner && !hold.reserved)
     }
 
     /// The exclusive hold.
-    fn exclusive(&self) -> Option<usize> {
+    pub(super) fn exclusive(&self) -> Option<usize> {
         self.holds.iter().position(|hold| hold.mode == EXCLUSIVE)
     }
 
@@ -560,34 +336,27 @@ impl Model {
     }
 
     /// The answer to a reservation, or to a release that keeps one.
-    fn reserve(
-        &mut self,
-        owner: Owner,
-        length: u64,
-        late: bool,
-        old: bool,
-        ends: bool,
-        outcome: &mut Outcome,
-    ) -> String {
+    fn reserve(&mut self, reserve: Reserve, outcome: &mut Outcome) -> String {
+        let Reserve { owner, ends, .. } = reserve;
         if self.spoilt_lock && ends {
             return "foreign".to_owned();
         }
         let at = self.hold(owner).filter(|at| self.holds[*at].mode == EXCLUSIVE);
-        let Some(at) = at.filter(|_| ends || !old) else {
+        let Some(at) = at.filter(|_| ends || !reserve.old) else {
             return match ends {
                 true => self.let_go(owner, outcome),
                 false => "lost".to_owned(),
             };
         };
-        if late {
+        if reserve.late {
             return "late".to_owned();
         }
         let hold = &mut self.holds[at];
         if !ends {
-            hold.lease = hold.lease.max(length);
+            hold.lease = hold.lease.max(reserve.length);
             return "renewed".to_owned();
         }
-        (hold.lease, hold.reserved) = (length, true);
+        (hold.lease, hold.reserved) = (reserve.length, true);
         self.tell_first(outcome);
         "released".to_owned()
     }
@@ -600,9 +369,9 @@ impl Model {
         if held.is_some() { "released" } else { "lost" }.to_owned()
     }
 
-    fn force_release(&mut self, outcome: &mut Outcome) -> Vec<String> {
+    fn force_release(&mut self, outcome: &mut Outcome) -> String {
         if self.spoilt_lock {
-            return vec!["foreign".to_owned()];
+            return "foreign".to_owned();
         }
         let ended = std::mem::take(&mut self.holds);
         for hold in ended.iter().filter(|hold| !hold.reserved) {
@@ -610,7 +379,7 @@ impl Model {
         }
         outcome.told.values_mut().for_each(|told| told.sort_unstable());
         self.try_grant_next(outcome);
-        vec![if ended.is_empty() { "free" } else { "released" }.to_owned()]
+        if ended.is_empty() { "free" } else { "released" }.to_owned()
     }
 
     /// Where an error ends the giving on, but not the step.
@@ -664,15 +433,8 @@ impl Model {
         if self.dead.contains(&client) {
             return false;
         }
-        outcome
-            .told
-            .entry(client)
-            .or_default()
-            .push(format!("{word} {}", name_of(owner)));
+        let told = outcome.told.entry(client).or_default();
+        told.push(format!("{word} {}", name_of(owner)));
         true
-    }
-
-    fn connect(&mut self, owner: Owner) {
-        self.dead.remove(&client_of(owner));
     }
 }

@@ -1,4 +1,4 @@
-//! The scripts on a server, and clients who call them.
+//! The scripts on a server, and clients that call them.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,8 +7,10 @@ use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{self, AsyncConnectionConfig, Client, Cmd, PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::mpsc;
 
-use super::model::{CLIENTS, FADED, Outcome, Owner, Step, TTL, client_of, name_of, tokens_wanted};
-use crate::server::{HANG_LIMIT, Server};
+use super::model::{CLIENTS, FADED, Outcome, Owner, TTL, client_of, name_of, tokens_wanted};
+use super::step::Step;
+use super::texts::{Bug, script};
+use crate::server::{Ask, HANG_LIMIT, Server};
 
 const KEYS: [&str; 6] = [
     "{t:n}:lock",
@@ -23,54 +25,17 @@ const RETENTION: u64 = 600_000;
 const CHANNELS: &str = "t:client:";
 
 /// The texts of the scripts, one of which may have a bug.
-pub(crate) struct Scripts {
-    pub(crate) acquire: String,
+struct Scripts {
+    acquire: String,
     renew: String,
     renew_share: String,
-    pub(crate) release: String,
+    release: String,
 }
 
-impl Scripts {
-    pub(crate) fn real() -> Self {
-        const PRELUDE: &str = include_str!("../../../src/scripts/prelude.lua");
-        const SHARES: &str = include_str!("../../../src/scripts/shares.lua");
-        const QUEUE: &str = include_str!("../../../src/scripts/queue.lua");
-        let whole = |body: &str| {
-            let body = body.replace("-- include shares.lua\n", SHARES);
-            PRELUDE.to_owned() + &body.replace("-- include queue.lua\n", QUEUE)
-        };
-        Self {
-            acquire: whole(include_str!("../../../src/scripts/acquire.lua")),
-            renew: whole(include_str!("../../../src/scripts/renew.lua")),
-            renew_share: whole(include_str!("../../../src/scripts/renew_share.lua")),
-            release: whole(include_str!("../../../src/scripts/release.lua")),
-        }
-    }
-
-    /// With `from` replaced by `to`, wherever it is.
-    pub(crate) fn with(from: &str, to: &str) -> Self {
-        let mut scripts = Self::real();
-        let mut found = false;
-        let Self {
-            acquire,
-            renew,
-            renew_share,
-            release,
-        } = &mut scripts;
-        for text in [acquire, renew, renew_share, release] {
-            assert!(text.matches(from).count() <= 1, "not the only one: {from}");
-            found |= text.contains(from);
-            *text = text.replace(from, to);
-        }
-        assert!(found, "no script has {from}");
-        scripts
-    }
-}
-
-pub(crate) struct Stage {
+pub(super) struct Stage {
     address: Client,
     scripts: Scripts,
-    /// A connection that is nobody's.
+    /// A connection that is no client's.
     plain: MultiplexedConnection,
     clients: Vec<Option<Caller>>,
 }
@@ -81,17 +46,23 @@ struct Caller {
 }
 
 impl Stage {
-    pub(crate) async fn new(server: &Server, scripts: Scripts) -> Self {
-        let address = Client::open(format!("redis://127.0.0.1:{}/?protocol=resp3", server.port())).unwrap();
+    pub(super) async fn new(server: &Server, bug: Option<&Bug>) -> Self {
+        let [acquire, renew, renew_share, release] =
+            ["acquire.lua", "renew.lua", "renew_share.lua", "release.lua"].map(|name| script(name, bug));
         Self {
             plain: server.plain().await,
-            address,
-            scripts,
+            address: Client::open(format!("{}/?protocol=resp3", server.url())).unwrap(),
+            scripts: Scripts {
+                acquire,
+                renew,
+                renew_share,
+                release,
+            },
             clients: (0..CLIENTS).map(|_| None).collect(),
         }
     }
 
-    pub(crate) async fn clear(&mut self) {
+    pub(super) async fn clear(&mut self) {
         let _: () = self.plain("FLUSHALL").await;
         for client in 0..CLIENTS {
             self.connect(client).await;
@@ -99,92 +70,66 @@ impl Stage {
     }
 
     /// Takes the step, and looks at what it came to.
-    pub(crate) async fn take(&mut self, step: &Step) -> Outcome {
+    pub(super) async fn take(&mut self, step: Step) -> Outcome {
         let mut outcome = Outcome::default();
         match step {
-            Step::Acquire {
-                owner,
-                mode,
-                wait,
-                late,
-            } => {
-                let stop = (now() + TTL - TTL * late / 100).to_string();
-                let wait = if *wait { "1" } else { "0" };
-                let (ttl, client, tokens) = (TTL.to_string(), client_name(*owner), tokens_wanted(*owner).to_string());
-                let arguments = [&*ttl, &stop, "7", &client, "i", wait, &tokens, mode];
-                let answer = self.run(*owner, self.scripts.acquire.clone(), &arguments).await;
-                attempted(*owner, answer, &mut outcome);
+            Step::Acquire(ask) => {
+                let stop = (now() + TTL - TTL * ask.late / 100).to_string();
+                let (ttl, client) = (TTL.to_string(), client_of(ask.owner).to_string());
+                let (wait, tokens) = (flag(ask.wait), tokens_wanted(ask.owner).to_string());
+                let arguments = [&*ttl, &stop, "7", &client, "i", wait, &tokens, ask.mode];
+                let answer = self.run(ask.owner, self.scripts.acquire.clone(), &arguments).await;
+                attempted(ask.owner, answer, &mut outcome);
             }
-            Step::Renew {
-                owner,
-                late,
-                reserves,
-                shares,
-            } => {
-                let (ttl, stop) = (TTL.to_string(), stop(*late));
-                let arguments = [&*ttl, &stop, if *reserves { "1" } else { "0" }, ""];
-                let (script, keys) = match shares {
+            Step::Renew(renew) => {
+                let (ttl, stop) = (TTL.to_string(), stop(renew.late));
+                let arguments = [&*ttl, &stop, flag(renew.reserves), ""];
+                let (script, keys) = match renew.shares {
                     true => (&self.scripts.renew_share, &KEYS[4..]),
                     false => (&self.scripts.renew, &KEYS[..1]),
                 };
-                let renew = eval(script, keys, &name_of(*owner), &arguments);
-                let answer = self.send(*owner, renew).await;
-                outcome.answer.push(word(answer, 0));
+                let command = eval(script, keys, &name_of(renew.owner), &arguments);
+                outcome.answer = word(self.send(renew.owner, command).await);
             }
-            Step::Reserve {
-                owner,
-                length,
-                late,
-                old,
-                ends,
-            } => {
-                let (length, stop) = ((TTL * length / 100).to_string(), stop(*late));
+            Step::Reserve(reserve) => {
+                let (length, stop) = ((TTL * reserve.length / 100).to_string(), stop(reserve.late));
                 let value: Option<String> = self.plain("GET {t:n}:lock").await;
-                let token = value
-                    .as_deref()
-                    .and_then(|value| value.split(' ').nth(2))
-                    .unwrap_or("1");
-                let token = if *old { "1" } else { token };
-                let answer = match ends {
-                    true => self.run(*owner, self.scripts.release.clone(), &[&length, &stop]).await,
-                    false => {
-                        let arguments = [&*length, &stop, "1", token];
-                        self.run(*owner, self.scripts.renew.clone(), &arguments).await
-                    }
+                let token = value.as_deref().and_then(|value| value.split(' ').nth(2));
+                let token = token.filter(|_| !reserve.old).unwrap_or("1");
+                let (script, arguments) = match reserve.ends {
+                    true => (&self.scripts.release, &[&*length, &stop][..]),
+                    false => (&self.scripts.renew, &[&*length, &stop, "1", token][..]),
                 };
-                outcome.answer.push(word(answer, 0));
+                outcome.answer = word(self.run(reserve.owner, script.clone(), arguments).await);
             }
             Step::Release(owner) => {
-                let answer = self.run(*owner, self.scripts.release.clone(), &["0", "0"]).await;
-                outcome.answer.push(word(answer, 0));
+                outcome.answer = word(self.run(owner, self.scripts.release.clone(), &["0", "0"]).await);
             }
             Step::ForceRelease => {
                 let command = eval(&self.scripts.release, &KEYS, "*", &["0", "0"]);
-                let answer = command.query_async(&mut self.plain).await;
-                outcome.answer.push(word(answer, 0));
+                outcome.answer = word(command.query_async(&mut self.plain).await);
             }
             Step::Expire(owner) => {
                 let _: Value = self.plain("DEL {t:n}:lock").await;
-                self.end(*owner, now() - 1).await;
+                self.end(owner, now() - 1).await;
             }
             Step::Age(owner) => {
                 let _: Value = self.plain(&format!("PEXPIRE {{t:n}}:lock {}", TTL / 10)).await;
-                self.end(*owner, now() + TTL / 10).await;
+                self.end(owner, now() + TTL / 10).await;
             }
-            Step::Fade(owner) => self.fade(&name_of(*owner)).await,
+            Step::Fade(owner) => self.fade(&name_of(owner)).await,
             Step::LoseCounter => self.plain("DEL {t:n}:fence").await,
             Step::AdvanceCounter => {
                 // Ahead of the clock, and of what was set before.
-                let ahead = (now() * 1000 + 1_000_000_000).max(self.last_token().await + 1_000_000);
+                let last: Option<String> = self.plain("GET {t:n}:fence").await;
+                let last = last.and_then(|last| last.parse().ok()).unwrap_or(0);
+                let ahead = (now() * 1000 + 1_000_000_000).max(last + 1_000_000);
                 outcome.counter = Some(ahead);
                 self.plain(&format!("SET {{t:n}}:fence {ahead}")).await
             }
             Step::SpoilCounter => self.plain("SET {t:n}:fence x").await,
-            Step::SpoilLock => {
-                let set = redis::cmd("SET").arg(KEYS[0]).arg("foreign").arg("NX").clone();
-                let _: Value = set.query_async(&mut self.plain).await.unwrap();
-            }
-            Step::Kill(client) => self.kill(*client).await,
+            Step::SpoilLock => drop(self.plain::<Value>("SET {t:n}:lock foreign NX").await),
+            Step::Kill(client) => self.kill(client).await,
         }
         self.hear(&mut outcome).await;
         self.look(&mut outcome).await;
@@ -311,16 +256,9 @@ impl Stage {
         assert_eq!(sorted, known, "each waiter has a place and an entry");
     }
 
-    async fn last_token(&mut self) -> u64 {
-        let last: Option<String> = self.plain("GET {t:n}:fence").await;
-        last.and_then(|last| last.parse().ok()).unwrap_or(0)
-    }
-
     async fn plain<T: redis::FromRedisValue>(&mut self, words: &str) -> T {
         let mut command = Cmd::new();
-        words.split(' ').for_each(|word| {
-            command.arg(word);
-        });
+        command.arg(words.split(' ').collect::<Vec<_>>());
         command.query_async(&mut self.plain).await.unwrap()
     }
 }
@@ -334,7 +272,7 @@ fn stop(late: bool) -> String {
 fn attempted(owner: Owner, answer: RedisResult<Vec<Value>>, outcome: &mut Outcome) {
     let fields = match answer {
         Ok(fields) => fields,
-        Err(error) => return outcome.answer.push(word(Err(error), 0)),
+        Err(error) => return outcome.answer = word(Err(error)),
     };
     let mut said = text(&fields[0]);
     if said == "granted" {
@@ -347,7 +285,7 @@ fn attempted(owner: Owner, answer: RedisResult<Vec<Value>>, outcome: &mut Outcom
     if said == "mode" {
         said = format!("mode {}", text(&fields[2]));
     }
-    outcome.answer.push(said);
+    outcome.answer = said;
 }
 
 /// From the first token to the last, or zeros if they are more than were wanted. A grant that does not say how many it has has one.
@@ -358,15 +296,15 @@ fn block(owner: Owner, last: Option<u64>, tokens: Option<u64>) -> (u64, u64) {
     }
 }
 
-fn client_name(owner: Owner) -> String {
-    client_of(owner).to_string()
+pub(super) fn flag(is_set: bool) -> &'static str {
+    if is_set { "1" } else { "0" }
 }
 
 pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-fn eval(script: &str, keys: &[&str], owner: &str, arguments: &[&str]) -> Cmd {
+pub(super) fn eval(script: &str, keys: &[&str], owner: &str, arguments: &[&str]) -> Cmd {
     let mut eval = redis::cmd("EVAL");
     eval.arg(script)
         .arg(keys.len())
@@ -378,14 +316,15 @@ fn eval(script: &str, keys: &[&str], owner: &str, arguments: &[&str]) -> Cmd {
     eval
 }
 
-fn word(answer: RedisResult<Vec<Value>>, at: usize) -> String {
+/// The first word of the answer.
+pub(super) fn word(answer: RedisResult<Vec<Value>>) -> String {
     match answer {
-        Ok(fields) => text(&fields[at]),
+        Ok(fields) => text(&fields[0]),
         Err(error) if error.to_string().contains("foreign value") => "foreign".to_owned(),
         Err(error) => error.to_string(),
     }
 }
 
-fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     redis::from_redis_value::<String>(value.clone()).unwrap_or_default()
 }
