@@ -52,7 +52,7 @@ pub(crate) async fn command(server: &Server, command: &str) -> Result<String> {
 /// Waits until the answer of the server has all these words.
 pub(crate) async fn until(server: &Server, question: &str, words: &[&str]) -> Result<()> {
     let what = format!("{words:?} in the answer of {server} to {question}");
-    let has_all = async || {
+    let has_all = || async {
         let answer = command(server, question).await?;
         Ok(words.iter().all(|word| answer.contains(word)))
     };
@@ -60,7 +60,10 @@ pub(crate) async fn until(server: &Server, question: &str, words: &[&str]) -> Re
 }
 
 /// Waits until it is so. A server that does not answer is asked again.
-pub(crate) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+pub(crate) async fn eventually<F>(what: &str, mut is_so: impl FnMut() -> F) -> Result<()>
+where
+    F: Future<Output = Result<bool>>,
+{
     let start = Instant::now();
     loop {
         let answer = is_so().await;

@@ -156,7 +156,7 @@ impl RedisCluster {
                 replica.redis("CLUSTER MYID").await?,
             );
             for node in &self.nodes {
-                eventually("a replica is known", async || {
+                eventually("a replica is known", || async {
                     let nodes = node.redis("CLUSTER NODES").await?;
                     let is_known = |line: &str| line.starts_with(&own) && line.contains(&format!("slave {of}"));
                     Ok(nodes.lines().any(is_known))

@@ -76,7 +76,7 @@ impl RedisSentinels {
     pub async fn until_whole(&self) -> Result<()> {
         let (others, replicas) = (self.sentinels.len() - 1, self.servers.len() - 1);
         for sentinel in &self.sentinels {
-            eventually("the sentinels know all", async || {
+            eventually("the sentinels know all", || async {
                 let primary = sentinel.redis(&format!("SENTINEL MASTER {}", Self::SERVICE)).await?;
                 let known = sentinel.redis(&format!("SENTINEL REPLICAS {}", Self::SERVICE)).await?;
                 let follow = known.matches("\nflags\nslave\n").count() == replicas
@@ -137,7 +137,7 @@ impl RedisSentinels {
     pub async fn fail_over(&self) -> Result<()> {
         let order = format!("SENTINEL FAILOVER {}", Self::SERVICE);
         // A sentinel that has just looked at the replicas for the first time may not know yet that one is good.
-        eventually("a failover begins", async || {
+        eventually("a failover begins", || async {
             self.sentinels[0].redis(&order).await.map(|_| true)
         })
         .await
