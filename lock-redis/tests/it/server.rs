@@ -13,6 +13,9 @@ use tokio::task::JoinHandle;
 /// How long a test waits for what must happen, and takes it for hung after that.
 pub(crate) const HANG_LIMIT: Duration = Duration::from_secs(60);
 
+/// A busy machine may stand still for seconds, in which no test is to find that the server did not answer.
+const OP_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// A ttl that is longer than any test. Refreshes and renewals, a third of it apart, come after [`HANG_LIMIT`]: what happens within that is
 /// not by them.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
@@ -84,7 +87,7 @@ impl Ask for Server {
     }
 
     fn config(&self) -> RedisConfig {
-        RedisConfig::new("127.0.0.1", self.port())
+        RedisConfig::new("127.0.0.1", self.port()).op_timeout(OP_TIMEOUT)
     }
 
     async fn client(&self) -> RedisLock {
