@@ -2,21 +2,19 @@
 
 mod store;
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::oneshot;
 use tokio::time;
 
 use crate::{
-    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Holder, Lease, LockError, LockName,
-    LossReason, Released, Renewal, Scope, ServerInfo, Wait,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, FencingToken, Holder, Lease, LockError, LockName, LossReason,
+    Released, Renewal, Scope, ServerInfo, Stamp, Wait,
 };
-use store::{Client, Store, Waiter};
+use store::{Client, State, Store};
 
 /// Locks in memory, with queues, tokens and leases like those of a server.
 ///
@@ -53,8 +51,10 @@ use store::{Client, Store, Waiter};
 /// assert!(!guard.is_held());
 /// # Ok(()) }
 /// ```
+#[must_use]
 pub struct MemoryLock {
-    client: Arc<Client>,
+    store: Arc<Store>,
+    client: Client,
 }
 
 impl Default for MemoryLock {
@@ -65,63 +65,45 @@ impl Default for MemoryLock {
 
 impl MemoryLock {
     /// A client of a new, empty store.
-    #[must_use]
     pub fn new() -> Self {
         Self::with_clock(Clock::system())
     }
 
     /// A client of a new store that measures its leases with `clock`.
-    #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
-        let store = Arc::new(Store {
-            out_of_reach: AtomicBool::new(false),
-            state: Mutex::default(),
-            clock,
-        });
         Self {
-            client: Client::of(store, false),
+            store: Arc::new(Store::new(clock)),
+            client: Client::new(false),
         }
     }
 
     /// Another client of the same store, as another process would be of the same server.
-    #[must_use]
     pub fn client(&self) -> Self {
-        Self {
-            client: Client::of(Arc::clone(&self.client.store), self.client.shares),
-        }
+        self.client_that(self.client.shares_leases)
     }
 
     /// A client of the same store whose locks of one ttl share one lease, as on servers with sessions.
-    #[must_use]
     pub fn sharing_leases(&self) -> Self {
+        self.client_that(true)
+    }
+
+    fn client_that(&self, shares_leases: bool) -> Self {
         Self {
-            client: Client::of(Arc::clone(&self.client.store), true),
+            store: Arc::clone(&self.store),
+            client: Client::new(shares_leases),
         }
     }
 
     /// Ends the lock as if its ttl were over. All its holders are told at once. False if it was not held.
     pub fn expire(&self, name: &LockName) -> bool {
-        !self.client.store.free(name, LossReason::Expired).is_empty()
+        let ended = self.store.with(|state, now| state.free(name, LossReason::Expired, now));
+        !ended.is_empty()
     }
 
     /// Gives the lock to a stranger, who keeps it for as long as its holder would have, in the same mode. All its holders are told at once.
     /// Returns the stranger's token; `None` if it was not held.
     pub fn steal(&self, name: &LockName) -> Option<FencingToken> {
-        let mut state = self.client.store.lock();
-        let robbed = state.take(name, |_| true);
-        let first = &robbed.first()?.claim;
-        let stranger = Claim::new(name.clone(), first.ttl())
-            .with_label("a stranger")
-            .with_mode(first.mode());
-        let no_client = Client::of(Arc::clone(&self.client.store), false);
-        let now = self.client.store.clock.now();
-        let grant = state.grant(&no_client, &stranger, now);
-        state.grant_next(name, now);
-        drop(state);
-        for entry in &robbed {
-            entry.tell(LossReason::NotHeld);
-        }
-        Some(grant.token)
+        self.store.with(|state, now| state.steal(name, now))
     }
 
     /// Makes every request of every client of the store fail with [`LockError::Unavailable`], as if the server were out of reach, until it is
@@ -143,13 +125,22 @@ impl MemoryLock {
     /// A request that waits asks again until its wait is over, or for [`Options::op_timeout`](crate::Options::op_timeout): give one of a few
     /// milliseconds to tests whose time is real.
     pub fn set_reachable(&self, reachable: bool) {
-        self.client.store.out_of_reach.store(!reachable, Ordering::SeqCst);
+        self.store.is_out_of_reach.store(!reachable, Ordering::SeqCst);
     }
 
     /// How many claims wait at the store, over all names.
     #[must_use]
     pub fn waiters(&self) -> usize {
-        self.client.store.lock().queues.values().map(VecDeque::len).sum()
+        self.store.with(|state, _| state.waiters())
+    }
+
+    /// Does what a request asks for, unless a test has made the store unreachable.
+    fn request<T>(&self, operation: &'static str, work: impl FnOnce(&mut State, Stamp) -> T) -> Result<T, LockError> {
+        if self.store.is_out_of_reach.load(Ordering::SeqCst) {
+            let message = "the store is out of reach: MemoryLock::set_reachable";
+            return Err(LockError::unavailable(operation, message).unsent());
+        }
+        Ok(self.store.with(work))
     }
 }
 
@@ -163,7 +154,7 @@ impl DistributedLock for MemoryLock {
             .with_reservations()
             .with_shared()
             .with_permits();
-        if self.client.shares {
+        if self.client.shares_leases {
             capabilities.with_shared_leases()
         } else {
             capabilities
@@ -171,68 +162,39 @@ impl DistributedLock for MemoryLock {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        self.client.store.reach("acquire")?;
-        let now = self.clock().now();
-        self.client.store.lock().try_acquire(&self.client, claim, now)
+        self.request("acquire", |state, now| state.try_acquire(self.client, claim, now))?
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        self.client.store.reach("renewal")?;
-        let now = self.clock().now();
-        Ok(self.client.store.lock().renew(lease, now))
+        self.request("renewal", |state, now| state.renew(lease, now))
     }
 
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        self.client.store.reach("release")?;
-        let now = self.clock().now();
-        let keep = keep.map(|rest| now + rest);
-        Ok(self.client.store.lock().release(claim, keep, now))
+        self.request("release", |state, now| {
+            state.release(claim, keep.map(|rest| now + rest), now)
+        })
     }
 
     async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
-        self.client.store.reach("acquire")?;
-        let clock = self.clock();
-        let (found, mut granted) = {
-            let mut state = self.client.store.lock();
-            let found = match state.try_acquire(&self.client, claim, clock.now())? {
-                Attempt::Busy(busy) if wait.is_over(clock.now()) => return Ok(busy.into()),
-                Attempt::Busy(busy) => busy,
-                granted => return Ok(granted),
-            };
-            let (reply, granted) = oneshot::channel();
-            let waiter = Waiter {
-                claim: claim.clone(),
-                client: Arc::clone(&self.client),
-                reply,
-            };
-            state.queues.entry(claim.name().clone()).or_default().push_back(waiter);
-            (found, granted)
+        let (attempt, granted) = self.request("acquire", |state, now| {
+            let attempt = state.try_acquire(self.client, claim, now)?;
+            let waits = matches!(attempt, Attempt::Busy(_)) && !wait.is_over(now);
+            let granted = waits.then(|| state.enter_queue(self.client, claim));
+            Ok::<_, LockError>((attempt, granted))
+        })??;
+        let (Attempt::Busy(mut busy), Some(mut granted)) = (attempt.clone(), granted) else {
+            return Ok(attempt);
         };
-        let place = Place {
-            store: &self.client.store,
+        let _place = Place {
+            store: &self.store,
             claim,
         };
-        wait.busy(&found);
+        wait.busy(&busy);
         loop {
-            let remaining = {
-                let mut state = place.store.lock();
-                let now = clock.now();
-                state.settle(claim.name(), now);
-                // The one that ends first makes room.
-                let first = state.holds(claim.name()).iter().min_by_key(|entry| state.until(entry));
-                let holder = first.map_or_else(Holder::new, |entry| state.holder(entry, now));
-                // Left under the same mutex: nothing can be granted to a wait that is over.
-                if wait.is_over(now) && state.leave_queue(claim) {
-                    // Those behind it may go together with those that hold.
-                    state.grant_next(claim.name(), now);
-                    return Ok(Busy::default().with_holder(holder).into());
-                }
-                holder.remaining
-            };
             // There is no event when a lease runs out: look again then.
-            let mut nap = remaining.unwrap_or_default().max(Duration::from_millis(1));
+            let mut nap = busy.retry_after.unwrap_or_default().max(Duration::from_millis(1));
             if let Some(deadline) = wait.deadline() {
-                nap = nap.min(deadline.since(clock.now()));
+                nap = nap.min(deadline.since(self.store.clock.now()));
             }
             tokio::select! {
                 biased;
@@ -242,36 +204,34 @@ impl DistributedLock for MemoryLock {
                 }
                 () = time::sleep(nap) => {}
             }
+            // Under one mutex: nothing can be granted to a wait that is over.
+            let (found, is_over) = self.store.with(|state, now| {
+                let found = state.busy(claim.name(), now);
+                (found, wait.is_over(now) && state.leave_queue(claim, now))
+            });
+            busy = found;
+            if is_over {
+                return Ok(busy.into());
+            }
         }
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
-        self.client.store.reach("reservation")?;
-        let now = self.clock().now();
-        Ok(self.client.store.lock().reserve(claim, now + length, now))
+        self.request("reservation", |state, now| state.reserve(claim, now + length, now))
     }
 
     async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-        self.client.store.reach("asking who holds a lock")?;
-        let now = self.clock().now();
-        let mut state = self.client.store.lock();
-        state.settle(name, now);
-        Ok(state.holders(name, now))
+        self.request("asking who holds a lock", |state, now| state.holders(name, now))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
-        self.client.store.reach("listing locks")?;
-        let now = self.clock().now();
-        let state = self.client.store.lock();
-        let named = state.locks.iter().filter(|(name, _)| name.as_str().starts_with(prefix));
-        let held = named.flat_map(|(_, entries)| entries);
-        let held = held.filter(|entry| state.until(entry).is_some_and(|until| until > now));
-        Ok(held.map(|entry| state.holder(entry, now)).collect())
+        self.request("listing locks", |state, now| state.list(prefix, now))
     }
 
     async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-        self.client.store.reach("forced release")?;
-        Ok(self.client.store.free(name, LossReason::NotHeld))
+        self.request("forced release", |state, now| {
+            state.free(name, LossReason::NotHeld, now)
+        })
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {
@@ -279,19 +239,12 @@ impl DistributedLock for MemoryLock {
     }
 
     async fn close(&self) -> Result<(), LockError> {
-        let now = self.clock().now();
-        let mut state = self.client.store.lock();
-        let ended = state.end(self.client.serial, now);
-        state.sessions.retain(|session| session.client != self.client.serial);
-        drop(state);
-        for revoker in ended {
-            revoker.revoke(LossReason::Revoked);
-        }
+        self.store.with(|state, now| state.close(self.client, now));
         Ok(())
     }
 
     fn clock(&self) -> Clock {
-        self.client.store.clock.clone()
+        self.store.clock.clone()
     }
 }
 
@@ -303,17 +256,12 @@ struct Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut state = self.store.lock();
-        state.leave_queue(self.claim);
-        state.grant_next(self.claim.name(), self.store.clock.now());
+        self.store.with(|state, now| state.leave_queue(self.claim, now));
     }
 }
 
 impl fmt::Debug for MemoryLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.client.store.lock();
-        f.debug_struct("MemoryLock")
-            .field("held", &state.locks.len())
-            .finish_non_exhaustive()
+        f.debug_struct("MemoryLock").finish_non_exhaustive()
     }
 }
