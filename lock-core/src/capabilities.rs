@@ -4,6 +4,7 @@ use std::time::Duration;
 
 /// What a backend can do, and within which bounds. The core checks requests against it, and the conformance suite
 /// chooses its cases by it.
+#[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -53,7 +54,6 @@ pub enum Scope {
 impl Capabilities {
     /// What a backend with only the required methods can do: ttls from 100 ms to a day, to the millisecond; requests of
     /// at most five seconds; waiters in no order; nothing to inspect.
-    #[must_use]
     pub fn new(scope: Scope) -> Self {
         Self {
             min_ttl: Duration::from_millis(100),
@@ -74,28 +74,24 @@ impl Capabilities {
     }
 
     /// Sets the bounds of a ttl.
-    #[must_use]
     pub fn with_ttl_range(mut self, min: Duration, max: Duration) -> Self {
         (self.min_ttl, self.max_ttl) = (min, max);
         self
     }
 
     /// Sets what ttls are rounded up to.
-    #[must_use]
     pub fn with_ttl_granularity(mut self, granularity: Duration) -> Self {
         self.ttl_granularity = granularity;
         self
     }
 
     /// Sets how long one request may take.
-    #[must_use]
     pub fn with_op_timeout(mut self, timeout: Duration) -> Self {
         self.op_timeout = timeout;
         self
     }
 
     /// Says that waiters of different processes are served in order.
-    #[must_use]
     pub fn with_fairness(mut self) -> Self {
         self.fair = true;
         self.give_way = Duration::ZERO;
@@ -103,42 +99,36 @@ impl Capabilities {
     }
 
     /// Sets how long a process stands back after keeping a contended lock to itself.
-    #[must_use]
     pub fn with_give_way(mut self, pause: Duration) -> Self {
         self.give_way = pause;
         self
     }
 
     /// Says that one lease keeps many locks.
-    #[must_use]
     pub fn with_shared_leases(mut self) -> Self {
         self.shares_leases = true;
         self
     }
 
     /// Says that `holder`, `list` and `force_release` all answer.
-    #[must_use]
     pub fn with_inspection(mut self) -> Self {
         (self.holder, self.list, self.force_release) = (true, true, true);
         self
     }
 
     /// Says that `reserve` works, and `release` with `keep`.
-    #[must_use]
     pub fn with_reservations(mut self) -> Self {
         self.reservations = true;
         self
     }
 
     /// Says that several claims can share a name.
-    #[must_use]
     pub fn with_shared(mut self) -> Self {
         self.shared = true;
         self
     }
 
     /// Says that a name can have a number of permits.
-    #[must_use]
     pub fn with_permits(mut self) -> Self {
         self.permits = true;
         self

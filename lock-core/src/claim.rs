@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::{LockName, OwnerId};
 
 /// A request to hold a name, by one acquisition. All backend calls are idempotent per claim. Cloning is cheap.
+#[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim(Arc<Inner>);
 
@@ -67,7 +68,6 @@ impl fmt::Display for Mode {
 
 impl Claim {
     /// A claim of `name` for a fresh owner; the server shall keep it for `ttl` after the last sign of life.
-    #[must_use]
     pub fn new(name: LockName, ttl: Duration) -> Self {
         Self::of(OwnerId::random(), name, ttl)
     }
@@ -90,7 +90,6 @@ impl Claim {
 
     /// Adds a text for people, shown wherever the holder is shown: its first [`MAX_LABEL`](Self::MAX_LABEL) bytes, with
     /// control characters replaced, since it ends up on terminals.
-    #[must_use]
     pub fn with_label(self, label: impl AsRef<str>) -> Self {
         self.with_printable_label(printable(label.as_ref()))
     }
@@ -102,35 +101,30 @@ impl Claim {
     }
 
     /// Asks for a lease that is shared with no other claim, so that the server frees it at its ttl unless it is renewed.
-    #[must_use]
     pub fn with_own_lease(mut self) -> Self {
         Arc::make_mut(&mut self.0).own_lease = true;
         self
     }
 
     /// Announces a [reservation](crate::DistributedLock::reserve) of that length, which is made once the claim is granted.
-    #[must_use]
     pub fn with_at_least(mut self, length: Duration) -> Self {
         Arc::make_mut(&mut self.0).at_least = Some(length).filter(|length| !length.is_zero());
         self
     }
 
     /// Sets who else may hold the name at the same time.
-    #[must_use]
     pub fn with_mode(mut self, mode: Mode) -> Self {
         Arc::make_mut(&mut self.0).mode = mode;
         self
     }
 
     /// Sets how many tokens the client can use for holders of its own, one after the other, before it asks the server again. One by default.
-    #[must_use]
     pub fn with_tokens_wanted(mut self, tokens: NonZeroU32) -> Self {
         Arc::make_mut(&mut self.0).tokens_wanted = tokens;
         self
     }
 
     /// The same claim for the owner of another one of that name. For the release of what another process acquired.
-    #[must_use]
     pub fn with_owner(mut self, owner: OwnerId) -> Self {
         Arc::make_mut(&mut self.0).owner = owner;
         self

@@ -130,16 +130,29 @@ impl ErrorInfo {
     }
 }
 
+/// What is known about that error, shared or mutable as it is.
+macro_rules! info_of {
+    ($error:expr) => {
+        match $error {
+            LockError::Unavailable(info)
+            | LockError::Deadlock(info)
+            | LockError::UnsafeConfiguration(info)
+            | LockError::Configuration(info)
+            | LockError::NotSupported(info)
+            | LockError::Closed(info) => Some(info),
+            _ => None,
+        }
+    };
+}
+
 impl LockError {
     /// The lock stayed busy for `waited`.
-    #[must_use]
     pub fn timed_out(name: &LockName, waited: Duration, holder: Option<Holder>) -> Self {
         let (name, holder) = (name.clone(), holder.map(Box::new));
         Self::TimedOut { name, waited, holder }
     }
 
     /// The name is in use as `found`, and was asked for as something that does not go together with it.
-    #[must_use]
     pub fn invalid_mode(name: &LockName, asked: Mode, found: Mode) -> Self {
         let name = name.clone();
         Self::InvalidMode { name, asked, found }
@@ -156,7 +169,6 @@ impl LockError {
     }
 
     /// The backend did not answer `operation` within `limit`.
-    #[must_use]
     pub fn no_answer(operation: &'static str, limit: Duration) -> Self {
         // Rounded for display.
         let step = if limit < Duration::from_secs(1) { 1 } else { 100 };
@@ -181,57 +193,39 @@ impl LockError {
     }
 
     /// The backend cannot do `operation`.
-    #[must_use]
     pub fn not_supported(operation: &'static str) -> Self {
         Self::NotSupported(ErrorInfo::new(operation, ""))
     }
 
     /// The client was shut down.
-    #[must_use]
     pub fn closed() -> Self {
         Self::Closed(ErrorInfo::default())
     }
 
-    /// Adds the cause. Its text should not be in the message, as it is printed behind it. Only [`Unavailable`](Self::Unavailable),
-    /// [`Configuration`](Self::Configuration) and [`Deadlock`](Self::Deadlock) have causes; others stay as they are.
-    #[must_use]
-    pub fn with_source(mut self, cause: impl Into<Source>) -> Self {
-        if let Self::Unavailable(info) | Self::Configuration(info) | Self::Deadlock(info) = &mut self {
-            info.source = Some(cause.into().into());
-        }
-        self
+    /// Adds the cause. Its text should not be in the message, as it is printed behind it. Errors without an [`ErrorInfo`] have no cause, and
+    /// stay as they are.
+    pub fn with_source(self, cause: impl Into<Source>) -> Self {
+        self.with_info(|info| info.source = Some(cause.into().into()))
     }
 
-    /// Adds that there was no connection, so that the request cannot have reached the server. Only [`Unavailable`](Self::Unavailable) and
-    /// [`Configuration`](Self::Configuration) can tell that.
+    /// Adds that there was no connection, so that the request cannot have reached the server. Errors without an [`ErrorInfo`] stay as they
+    /// are.
     ///
     /// A claim whose requests were not sent needs no release. Credentials that are refused to a client that was connected before are
     /// asked with again, as what may pass.
-    #[must_use]
-    pub fn unsent(mut self) -> Self {
-        if let Self::Unavailable(info) | Self::Configuration(info) = &mut self {
-            (info.is_unsent, info.is_refused) = (true, true);
-        }
-        self
+    pub fn unsent(self) -> Self {
+        self.with_info(|info| (info.is_unsent, info.is_refused) = (true, true))
     }
 
     /// Takes [`unsent`](Self::unsent) back, as when a first request was sent, and there was no connection for a second one.
-    #[must_use]
-    pub fn maybe_sent(mut self) -> Self {
-        if let Some(info) = self.info_mut() {
-            info.is_unsent = false;
-        }
-        self
+    pub fn maybe_sent(self) -> Self {
+        self.with_info(|info| info.is_unsent = false)
     }
 
     /// Adds that another answer cannot be hoped for while this client is set up as it is, as when the server wants to see a certificate
     /// and the client has none. Then [`unsent`](Self::unsent) does not make a [`Configuration`](Self::Configuration) one that may pass.
-    #[must_use]
-    pub fn lasting(mut self) -> Self {
-        if let Some(info) = self.info_mut() {
-            info.is_lasting = true;
-        }
-        self
+    pub fn lasting(self) -> Self {
+        self.with_info(|info| info.is_lasting = true)
     }
 
     /// Whether the request cannot have reached the server, because there was no connection.
@@ -265,12 +259,10 @@ impl LockError {
     }
 
     /// The same error, about the lock `name` if it names none so far.
-    #[must_use]
-    pub fn of(mut self, name: &LockName) -> Self {
-        if let Some(info) = self.info_mut() {
+    pub fn of(self, name: &LockName) -> Self {
+        self.with_info(|info| {
             info.name.get_or_insert_with(|| name.clone());
-        }
-        self
+        })
     }
 
     /// The lock that the error is about, if it is about one with a usable name.
@@ -311,27 +303,15 @@ impl LockError {
     }
 
     fn info(&self) -> Option<&ErrorInfo> {
-        match self {
-            Self::Unavailable(info)
-            | Self::Deadlock(info)
-            | Self::UnsafeConfiguration(info)
-            | Self::Configuration(info)
-            | Self::NotSupported(info)
-            | Self::Closed(info) => Some(info),
-            _ => None,
-        }
+        info_of!(self)
     }
 
-    fn info_mut(&mut self) -> Option<&mut ErrorInfo> {
-        match self {
-            Self::Unavailable(info)
-            | Self::Deadlock(info)
-            | Self::UnsafeConfiguration(info)
-            | Self::Configuration(info)
-            | Self::NotSupported(info)
-            | Self::Closed(info) => Some(info),
-            _ => None,
+    /// The same error with what is known about it changed.
+    fn with_info(mut self, change: impl FnOnce(&mut ErrorInfo)) -> Self {
+        if let Some(info) = info_of!(&mut self) {
+            change(info);
         }
+        self
     }
 
     fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -407,55 +387,50 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_say_what_to_do_and_the_cause_once() {
+    fn messages_say_what_to_do_and_the_cause_once_and_no_holder() {
         let name: LockName = "stock/1".parse().unwrap();
-        let (min, max, ttl) = (Duration::from_millis(100), Duration::from_secs(60), Duration::ZERO);
         let broken = || LockError::failed("renewal", std::io::Error::other("broken pipe"));
         let ttl = LockError::InvalidTtl {
             name: name.clone(),
-            ttl,
-            min,
-            max,
+            ttl: Duration::ZERO,
+            min: Duration::from_millis(100),
+            max: Duration::from_secs(60),
         };
+        let busy = |millis| LockError::timed_out(&name, Duration::from_millis(millis), None);
+        let limit = |nanos| LockError::no_answer("acquire", Duration::from_nanos(nanos));
+        let closed = || LockError::closed().of(&name).of(&"other".parse().unwrap());
         for (error, line, causes) in [
             (
                 ttl,
                 "lock \"stock/1\": a ttl of 0ns is not possible here; choose one from 100ms to 60s",
                 "",
             ),
-            (
-                LockError::timed_out(&name, Duration::from_millis(5040), None),
-                "lock \"stock/1\" was still held after 5.0s",
-                "",
-            ),
+            (busy(5_040), "lock \"stock/1\" was still held after 5.0s", ""),
+            (busy(0), "lock \"stock/1\" is already held", ""),
             (broken(), "renewal failed", ": broken pipe"),
             (broken().of(&name), "lock \"stock/1\": renewal failed", ": broken pipe"),
             (
-                LockError::closed().of(&name).of(&"other".parse().unwrap()),
+                closed(),
                 "lock \"stock/1\": the lock client was shut down; connect a new one",
                 "",
             ),
+            // A limit is told in round figures.
+            (limit(4_999_687_745), "acquire failed: no answer within 5s", ""),
+            (limit(1_540_000_000), "acquire failed: no answer within 1.5s", ""),
+            (limit(99_600_000), "acquire failed: no answer within 99ms", ""),
         ] {
             assert_eq!(error.to_string(), line);
             assert_eq!(format!("{error:#}"), format!("{line}{causes}"));
             assert_eq!(format!("{error:#?}"), format!("{error:#}"));
         }
-        // A limit is told in round figures.
-        for (nanos, told) in [(4_999_687_745, "5s"), (1_540_000_000, "1.5s"), (99_600_000, "99ms")] {
-            let error = LockError::no_answer("acquire", Duration::from_nanos(nanos));
-            assert_eq!(error.to_string(), format!("acquire failed: no answer within {told}"));
-        }
-    }
-
-    #[test]
-    fn the_holder_is_shown_to_the_operator_and_not_to_strangers() {
+        // The operator sees the holder, strangers do not.
         let holder = Holder {
             host: Some("db-7.internal".to_owned()),
             pid: Some(7),
             label: Some("nightly".to_owned()),
             ..Holder::default()
         };
-        let busy = LockError::timed_out(&"stock/1".parse().unwrap(), Duration::ZERO, Some(holder));
+        let busy = LockError::timed_out(&name, Duration::ZERO, Some(holder));
         assert_eq!(format!("{busy:#}"), "lock \"stock/1\" is already held");
         assert_eq!(
             format!("{busy:?}"),

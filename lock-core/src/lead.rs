@@ -94,13 +94,12 @@ impl LockRequest {
     {
         self.check_exclusive()?;
         let core = Arc::clone(&self.locks.core);
-        let mut pause = FIRST_PAUSE;
+        let mut pauses = Pauses(FIRST_PAUSE);
         loop {
-            let guard = tokio::select! {
-                biased;
-                () = stopping.cancelled() => return Ok(None),
-                guard = self.campaign() => guard?,
+            let Some(guard) = stopping.run_until_cancelled(self.campaign()).await else {
+                return Ok(None);
             };
+            let guard = guard?;
             let began = core.clock.now();
             let term = Term {
                 held: Arc::clone(&guard.held),
@@ -120,14 +119,12 @@ impl LockRequest {
             drop(guard);
             // Terms that end at once, as when each grant is taken away, must not follow each other without a pause.
             if core.clock.now().since(began) >= LAST_PAUSE {
-                pause = FIRST_PAUSE;
+                pauses = Pauses(FIRST_PAUSE);
             }
-            tokio::select! {
-                biased;
-                () = stopping.cancelled() => return Ok(None),
-                paused = self.pause(pause.mul_f64(0.5 + fastrand::f64())) => paused?,
+            match stopping.run_until_cancelled(self.pause(pauses.next())).await {
+                Some(paused) => paused?,
+                None => return Ok(None),
             }
-            pause = (pause * 2).min(LAST_PAUSE);
         }
     }
 
@@ -135,8 +132,7 @@ impl LockRequest {
     async fn campaign(&self) -> Result<LockGuard, LockError> {
         let core = &self.locks.core;
         let started = core.clock.now();
-        let mut told = false;
-        let mut pause = FIRST_PAUSE;
+        let (mut told, mut pauses) = (false, Pauses(FIRST_PAUSE));
         loop {
             match self.clone().without_linger().with_wait_since(started).await {
                 Err(error) if error.is_retryable() && !error.is_busy() && !self.is_over(started) => {
@@ -145,12 +141,21 @@ impl LockRequest {
                         // outage keeps later ones from being told.
                         drop(core.outages.begin(&error));
                     }
-                    self.pause(pause.mul_f64(0.5 + fastrand::f64())).await?;
-                    pause = (pause * 2).min(LAST_PAUSE);
+                    self.pause(pauses.next()).await?;
                 }
                 done => return done,
             }
         }
+    }
+}
+
+/// Pauses that grow, each with a jitter. This is the next one.
+struct Pauses(Duration);
+
+impl Pauses {
+    fn next(&mut self) -> Duration {
+        let next = (self.0 * 2).min(LAST_PAUSE);
+        std::mem::replace(&mut self.0, next).mul_f64(0.5 + fastrand::f64())
     }
 }
 

@@ -161,20 +161,14 @@ mod tests {
     use super::*;
     use crate::Clock;
 
-    const TTL: Duration = Duration::from_secs(10);
-
     #[test]
     fn the_deadline_counts_from_the_send_and_allows_for_drift() {
         let (clock, hand) = Clock::manual();
-        let sent = clock.now();
+        let (sent, ttl) = (clock.now(), Duration::from_secs(10));
         hand.advance(Duration::from_secs(3));
-        let lease = Lease::shared("s", TTL, sent);
-        assert_eq!(lease.deadline(), sent + TTL - Duration::from_millis(102));
-    }
-
-    #[test]
-    fn a_ttl_smaller_than_the_drift_is_never_believed() {
-        let (clock, _) = Clock::manual();
+        let lease = Lease::shared("s", ttl, sent);
+        assert_eq!(lease.deadline(), sent + ttl - Duration::from_millis(102));
+        // A ttl that is smaller than the drift is never believed.
         let lease = Lease::shared("s", Duration::from_millis(1), clock.now());
         assert!(!lease.is_valid(clock.now()));
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use crate::guard::{LockGuard, ReleaseOutcome, first_loss, run_while_held};
-use crate::request::{LockRequest, sets_as_a_lock_request};
+use crate::guard::{LockGuard, first_loss, run_while_held};
+use crate::request::{LockRequest, release_held, sets_as_a_lock_request};
 use crate::{FencingToken, InvalidName, LockError, LockName, Locks, LossReason, Renew};
 
 /// Several locks that are asked for together: set what matters, then await it.
@@ -105,8 +105,7 @@ impl LockAllRequest {
             let request = self.settings.for_name(name, started);
             // The loss of a lock that is held so far ends the request, instead of a grant of locks of which one is lost.
             let next = run_while_held(&all.guards, request.into_future()).await?;
-            let waits = self.settings.waits();
-            all.guards.push(next.map_err(|error| match waits {
+            all.guards.push(next.map_err(|error| match self.settings.waits() {
                 true => error.after(locks.core.clock.now().since(started)),
                 false => error,
             })?);
@@ -159,11 +158,8 @@ impl LockGuards {
     /// How long all of them are certain to be held if they are not renewed from now on. See [`LockGuard::remaining`].
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.guards
-            .iter()
-            .map(LockGuard::remaining)
-            .min()
-            .unwrap_or(Duration::MAX)
+        let remaining = self.guards.iter().map(LockGuard::remaining);
+        remaining.min().unwrap_or(Duration::MAX)
     }
 
     /// Waits until one of them is lost, and tells which one and why. Never, if there are none. Cancellation-safe.
@@ -193,23 +189,11 @@ impl LockGuards {
     /// Dropping the future stops no release that has begun; the others begin in the background.
     pub async fn release(self) -> Result<(), LockError> {
         // All at once: the releases take the time of the slowest.
-        let releases = self.guards.into_iter().map(|guard| async {
-            let (signal, name) = (guard.lost(), guard.name().clone());
-            match guard.release().await? {
-                ReleaseOutcome::Released => Ok(()),
-                ReleaseOutcome::AlreadyLost => Err(LockError::Lost {
-                    name,
-                    reason: signal.before_release(),
-                }),
-            }
-        });
-        let mut outcome = Ok(());
-        for released in join_all(releases).await {
-            if !matches!(outcome, Err(LockError::Lost { .. })) && released.is_err() {
-                outcome = released;
-            }
-        }
-        outcome
+        let releases = self.guards.into_iter().map(release_held);
+        let failures = join_all(releases).await.into_iter().filter_map(Result::err);
+        // A loss comes first.
+        let failure = failures.min_by_key(|error| !matches!(error, LockError::Lost { .. }));
+        failure.map_or(Ok(()), Err)
     }
 }
 

@@ -84,10 +84,9 @@ impl Locks {
     /// [`LockError::NotSupported`] where the backend cannot tell, [`LockError::Unavailable`] if it failed.
     pub async fn holders(&self, name: impl AsRef<str>) -> Result<Vec<Holder>, LockError> {
         let name = self.full_name(name.as_ref())?;
-        let asked = name.clone();
-        let request = |backend: Backend| async move { backend.holders(&asked).await };
-        let holders = self.ask("holder", &name, request).await?;
-        Ok(holders.into_iter().map(|holder| self.seen_from_here(holder)).collect())
+        let request = |backend: Backend, name| async move { backend.holders(&name).await };
+        let holders = self.ask("holder", name, request).await?;
+        Ok(self.all_seen_from_here(holders))
     }
 
     /// Everything that is held under names that start with `prefix`, in the order of their names.
@@ -108,7 +107,7 @@ impl Locks {
         // The backend limits each of its requests.
         let request = catch_panic("list", async move { backend.list(&prefix).await });
         let holders = self.core.run_for_caller("list", request).await??;
-        Ok(holders.into_iter().map(|holder| self.seen_from_here(holder)).collect())
+        Ok(self.all_seen_from_here(holders))
     }
 
     /// Takes the lock away from all that hold it, and returns them; none if the lock was free. A holder learns of it at its next renewal at
@@ -120,10 +119,9 @@ impl Locks {
     pub async fn force_release(&self, name: impl AsRef<str>) -> Result<Vec<Holder>, LockError> {
         let name = self.full_name(name.as_ref())?;
         self.core.may_write().map_err(|error| error.of(&name))?;
-        let freed = name.clone();
-        let request = |backend: Backend| async move { backend.force_release(&freed).await };
-        let victims = self.ask("force_release", &name, request).await?;
-        Ok(victims.into_iter().map(|holder| self.seen_from_here(holder)).collect())
+        let request = |backend: Backend, name| async move { backend.force_release(&name).await };
+        let victims = self.ask("force_release", name, request).await?;
+        Ok(self.all_seen_from_here(victims))
     }
 
     /// Releases the lock if the acquisition `owner` holds it, as [`LockGuard::owner`](crate::LockGuard::owner) gives it. A later acquisition is not harmed.
@@ -145,24 +143,25 @@ impl Locks {
     pub async fn release_owned(&self, name: impl AsRef<str>, owner: OwnerId) -> Result<bool, LockError> {
         let name = self.full_name(name.as_ref())?;
         self.core.may_write().map_err(|error| error.of(&name))?;
-        let claim = Claim::new(name.clone(), self.core.ttl).with_owner(owner);
-        let request = |backend: Backend| async move { backend.release(&claim, None).await };
-        Ok(self.ask("release", &name, request).await? == Released::Released)
+        let claim = Claim::of(owner, name.clone(), self.core.ttl);
+        let request = |backend: Backend, _| async move { backend.release(&claim, None).await };
+        Ok(self.ask("release", name, request).await? == Released::Released)
     }
 
     /// Sends a request about the lock of that name.
     async fn ask<T, F>(
         &self,
         operation: &'static str,
-        name: &LockName,
-        request: impl FnOnce(Backend) -> F,
+        name: LockName,
+        request: impl FnOnce(Backend, LockName) -> F,
     ) -> Result<T, LockError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, LockError>> + Send + 'static,
     {
-        let request = request(Arc::clone(&self.core.backend));
-        self.core.call(operation, request).await.map_err(|error| error.of(name))
+        let request = request(Arc::clone(&self.core.backend), name.clone());
+        let answer = self.core.call(operation, request).await;
+        answer.map_err(|error| error.of(&name))
     }
 
     /// The product and version of the server, and its settings that put locks at risk.
@@ -240,16 +239,18 @@ impl Locks {
         }
     }
 
+    fn all_seen_from_here(&self, holders: Vec<Holder>) -> Vec<Holder> {
+        holders.into_iter().map(|holder| self.seen_from_here(holder)).collect()
+    }
+
     /// The holder with its name as this scope would spell it.
     pub(crate) fn seen_from_here(&self, mut holder: Holder) -> Holder {
-        if let (Some(scope), Some(name)) = (&self.scope, &holder.name) {
-            let inner = name
-                .as_str()
-                .strip_prefix(&**scope)
-                .and_then(|rest| rest.strip_prefix('/'));
-            if let Some(Ok(inner)) = inner.map(LockName::new) {
-                holder.name = Some(inner);
-            }
+        let inner = |name: &LockName| {
+            let rest = name.as_str().strip_prefix(self.scope.as_deref()?)?;
+            LockName::new(rest.strip_prefix('/')?).ok()
+        };
+        if let Some(inner) = holder.name.as_ref().and_then(inner) {
+            holder.name = Some(inner);
         }
         holder
     }

@@ -11,7 +11,7 @@ use crate::claim::printable;
 use crate::guard::{LockGuard, ReleaseOutcome};
 use crate::locks::Locks;
 use crate::process::block_on;
-use crate::{InvalidName, LockError, LockName, Mode, Stamp};
+use crate::{Holder, InvalidName, LockError, LockName, Mode, Stamp};
 
 /// A lock that is asked for: set what matters, then await it.
 ///
@@ -28,49 +28,25 @@ pub struct LockRequest {
 /// Gives a request that is made of a [`LockRequest`] its setters.
 macro_rules! sets_as_a_lock_request {
     ($request:ident, $field:tt) => {
-        impl $request {
-            /// As [`LockRequest::ttl`].
-            pub fn ttl(mut self, ttl: Duration) -> Self {
-                self.$field = self.$field.ttl(ttl);
-                self
-            }
-
-            /// As [`LockRequest::wait_for`].
-            pub fn wait_for(mut self, limit: Duration) -> Self {
-                self.$field = self.$field.wait_for(limit);
-                self
-            }
-
-            /// As [`LockRequest::wait_forever`]. The default.
-            pub fn wait_forever(mut self) -> Self {
-                self.$field = self.$field.wait_forever();
-                self
-            }
-
-            /// As [`LockRequest::no_wait`].
-            pub fn no_wait(mut self) -> Self {
-                self.$field = self.$field.no_wait();
-                self
-            }
-
-            /// As [`LockRequest::label`].
-            pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
-                self.$field = self.$field.label(label);
-                self
-            }
-
-            /// As [`LockRequest::renew`].
-            pub fn renew(mut self, renew: Renew) -> Self {
-                self.$field = self.$field.renew(renew);
-                self
-            }
-
-            /// As [`LockRequest::max_hold`].
-            pub fn max_hold(mut self, limit: Duration) -> Self {
-                self.$field = self.$field.max_hold(limit);
-                self
-            }
+        sets_as_a_lock_request! {
+            $request, $field,
+            ttl(ttl: Duration),
+            wait_for(limit: Duration),
+            wait_forever(),
+            no_wait(),
+            label(label: impl Into<Arc<str>>),
+            renew(renew: Renew),
+            max_hold(limit: Duration),
         }
+    };
+    ($request:ident, $field:tt, $($name:ident($($value:ident: $type:ty)?)),+ $(,)?) => {
+        impl $request {$(
+            #[doc = concat!("As [`LockRequest::", stringify!($name), "`].")]
+            pub fn $name(mut self $(, $value: $type)?) -> Self {
+                self.$field = self.$field.$name($($value)?);
+                self
+            }
+        )+}
     };
 }
 pub(crate) use sets_as_a_lock_request;
@@ -263,14 +239,11 @@ impl LockRequest {
         F: AsyncFnOnce(&LockGuard) -> T,
     {
         let guard = self.await?;
-        let (signal, name) = (guard.lost(), guard.name().clone());
         let value = guard.run(body(&guard)).await?;
-        match guard.release().await {
-            Ok(ReleaseOutcome::AlreadyLost) => {
-                let reason = signal.before_release();
-                Err(LockError::Lost { name, reason })
-            }
-            Ok(ReleaseOutcome::Released) | Err(_) => Ok(value),
+        match release_held(guard).await {
+            Err(lost @ LockError::Lost { .. }) => Err(lost),
+            // The server frees the lock when its ttl is over.
+            Ok(()) | Err(_) => Ok(value),
         }
     }
 
@@ -311,11 +284,9 @@ impl LockRequest {
 
     /// Waits between two attempts. Fails, with the name of the lock, as soon as the client is shut down.
     pub(crate) async fn pause(&self, pause: Duration) -> Result<(), LockError> {
+        let name = self.name.as_ref().map_err(InvalidName::clone)?;
         let slept = self.locks.core.sleep(pause).await;
-        slept.map_err(|error| match &self.name {
-            Ok(name) => error.of(name),
-            Err(_) => error,
-        })
+        slept.map_err(|error| error.of(name))
     }
 
     /// The lock, or `None` if another client holds it.
@@ -341,41 +312,33 @@ impl LockRequest {
     fn check(&self, name: &LockName) -> Result<(), LockError> {
         let (options, capabilities) = (&self.options, &self.locks.core.capabilities);
         let (ttl, min, max) = (options.ttl, capabilities.min_ttl, capabilities.max_ttl);
-        if ttl < min || ttl > max {
-            let name = name.clone();
-            return Err(LockError::InvalidTtl { name, ttl, min, max });
-        }
-        if options.max_hold.is_some_and(|limit| limit.is_zero()) {
-            return Err(LockError::configuration(
+        let length = options.at_least.unwrap_or_default();
+        Err(match options.mode {
+            _ if ttl < min || ttl > max => {
+                let name = name.clone();
+                LockError::InvalidTtl { name, ttl, min, max }
+            }
+            _ if options.max_hold.is_some_and(|limit| limit.is_zero()) => LockError::configuration(
                 "max_hold is zero, and the lock would be lost at once; give the longest time for which it may be held",
-            ));
-        }
-        match options.mode {
-            Mode::Exclusive => {}
-            Mode::Shared if !capabilities.shared => return Err(LockError::not_supported(SHARES)),
+            ),
+            Mode::Shared if !capabilities.shared => LockError::not_supported(SHARES),
             Mode::Permit { .. } if !capabilities.permits => {
-                return Err(LockError::not_supported("locks with several permits (semaphore)"));
+                LockError::not_supported("locks with several permits (semaphore)")
             }
             Mode::Permit { of: 0 } => {
-                return Err(LockError::configuration(
-                    "a semaphore without permits admits no holder; give it one or more",
-                ));
+                LockError::configuration("a semaphore without permits admits no holder; give it one or more")
             }
-            _ if options.at_least.is_some() => {
-                return Err(LockError::not_supported("at_least for a lock that is shared"));
-            }
-            Mode::Shared | Mode::Permit { .. } => {}
-        }
-        match options.at_least {
-            Some(_) if !capabilities.reservations => Err(LockError::not_supported(RESERVATIONS)),
-            Some(length) if length > Self::MAX_AT_LEAST => {
+            _ if length.is_zero() => return Ok(()),
+            Mode::Shared | Mode::Permit { .. } => LockError::not_supported("at_least for a lock that is shared"),
+            Mode::Exclusive if !capabilities.reservations => LockError::not_supported(RESERVATIONS),
+            Mode::Exclusive if length > Self::MAX_AT_LEAST => {
                 let longest = Self::MAX_AT_LEAST.as_secs() / (24 * 60 * 60);
-                Err(LockError::configuration(format!(
+                LockError::configuration(format!(
                     "at_least is {length:?}, and the longest possible is {longest} days"
-                )))
+                ))
             }
-            _ => Ok(()),
-        }
+            Mode::Exclusive => return Ok(()),
+        })
     }
 
     async fn acquire(self) -> Result<LockGuard, LockError> {
@@ -383,11 +346,9 @@ impl LockRequest {
         self.check(name).map_err(|error| error.of(name))?;
         let acquired = self.locks.core.acquire(name, &self.options).await;
         let guard = acquired.map_err(|mut error| {
-            if let LockError::TimedOut {
-                holder: Some(holder), ..
-            } = &mut error
-            {
-                **holder = self.locks.seen_from_here(std::mem::take(&mut **holder));
+            if let LockError::TimedOut { holder, .. } = &mut error {
+                let seen = |holder: Box<Holder>| Box::new(self.locks.seen_from_here(*holder));
+                *holder = holder.take().map(seen);
             }
             error.of(name)
         })?;
@@ -396,6 +357,18 @@ impl LockRequest {
             Box::pin(guard.reserve(length)).await?;
         }
         Ok(guard)
+    }
+}
+
+/// Releases a lock. Also fails if it was lost before.
+pub(crate) async fn release_held(guard: LockGuard) -> Result<(), LockError> {
+    let (signal, name) = (guard.lost(), guard.name().clone());
+    match guard.release().await? {
+        ReleaseOutcome::Released => Ok(()),
+        ReleaseOutcome::AlreadyLost => {
+            let reason = signal.before_release();
+            Err(LockError::Lost { name, reason })
+        }
     }
 }
 

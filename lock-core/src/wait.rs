@@ -10,6 +10,7 @@ use crate::{Busy, Stamp};
 
 /// How [`acquire`](crate::DistributedLock::acquire) waits: until when, and what is told as soon as the server has said that another claim
 /// holds the name.
+#[must_use]
 pub struct Wait {
     shared: Arc<SharedWait>,
     on_busy: Option<Box<dyn FnOnce(Busy) + Send>>,
@@ -28,7 +29,6 @@ pub(crate) struct SharedWait {
 
 impl Wait {
     /// Waits until `deadline`, or as long as it takes without one.
-    #[must_use]
     pub fn until(deadline: Option<Stamp>) -> Self {
         Self::shared(SharedWait::new(deadline.unwrap_or(Stamp::MAX), &Arc::default()))
     }
@@ -38,7 +38,6 @@ impl Wait {
     }
 
     /// Calls `tell` when the name is found busy, once.
-    #[must_use]
     pub fn on_busy(mut self, tell: impl FnOnce(Busy) + Send + 'static) -> Self {
         self.on_busy = Some(Box::new(tell));
         self
