@@ -1,8 +1,7 @@
 //! What the client tells a subscriber of `tracing`.
 
 use std::cell::RefCell;
-use std::fmt::{self, Write};
-use std::future::IntoFuture;
+use std::fmt;
 use std::sync::Once;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::engine::scripted::{Fate, Op, TTL, World};
+use crate::engine::scripted::{Fate, Op, TTL, World, ask, granted};
 use crate::paused;
 
 thread_local! {
@@ -39,7 +38,7 @@ struct Message(String);
 impl Visit for Message {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
-            let _ = write!(self.0, "{value:?}");
+            self.0 = format!("{value:?}");
         }
     }
 }
@@ -90,9 +89,7 @@ async fn one_target_shows_what_becomes_of_a_lock() {
         (Level::DEBUG, "released"),
         (Level::WARN, "lock lost"),
     ] {
-        let found = told
-            .iter()
-            .any(|(level, message, _)| (*level, message.as_str()) == expected);
+        let found = told.iter().any(|(level, message, _)| (*level, &**message) == expected);
         assert!(found, "{expected:?} is not among {told:?}");
     }
 }
@@ -101,27 +98,23 @@ async fn one_target_shows_what_becomes_of_a_lock() {
 async fn an_outage_is_told_once_with_its_reason_and_so_is_its_end() {
     Events::begin();
     let world = World::new();
-    for name in ["a", "b"] {
+    let waits = ["a", "b"].map(|name| {
         world.server.occupy(name, 10 * TTL);
-    }
-    let waits = ["a", "b"].map(|name| tokio::spawn(world.locks.lock(name).into_future()));
+        ask(world.lock(name))
+    });
     world.settle().await;
     // Both fail several times.
     world.server.next(Op::Acquire, [Fate::Fail; 2]);
     world.server.next(Op::Try, [Fate::Fail; 8]);
     world.pass(Duration::from_secs(5)).await;
     world.server.heal();
-    for name in ["a", "b"] {
+    for (name, wait) in ["a", "b"].into_iter().zip(waits) {
         world.server.take_away(name);
-    }
-    for wait in waits {
-        wait.await.unwrap().unwrap().release().await.unwrap();
+        granted(wait).await.release().await.unwrap();
     }
     let told = EVENTS.take();
-    let outages: Vec<_> = told
-        .iter()
-        .filter(|(level, _, is_outage)| *is_outage && *level <= Level::INFO)
-        .collect();
+    let is_shown = |(level, _, is_outage): &&(Level, String, bool)| *is_outage && *level <= Level::INFO;
+    let outages: Vec<_> = told.iter().filter(is_shown).collect();
     let [(Level::WARN, begins, _), (Level::INFO, ends, _)] = outages.as_slice() else {
         panic!("{outages:?}")
     };

@@ -81,12 +81,8 @@ fn play(client: Client, steps: &[Step]) -> Result<(), TestCaseError> {
             }
             Step::Answer(index) => {
                 if let Some(sent) = take(&mut answers, index) {
-                    let sent = if client.counts_from_the_answer {
-                        clock.now()
-                    } else {
-                        sent
-                    };
-                    lease.refreshed(sent, clock.now());
+                    let late = client.counts_from_the_answer.then(|| clock.now());
+                    lease.refreshed(late.unwrap_or(sent), clock.now());
                 }
             }
             Step::Lose(index) => drop(take(&mut requests, index).or_else(|| take(&mut answers, index))),
@@ -104,8 +100,16 @@ fn play(client: Client, steps: &[Step]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+fn config(cases: u32) -> Config {
+    Config {
+        cases,
+        failure_persistence: None,
+        ..Config::default()
+    }
+}
+
 proptest! {
-    #![proptest_config(Config { cases: 2_000, failure_persistence: None, ..Config::default() })]
+    #![proptest_config(config(2_000))]
 
     #[test]
     fn a_lease_is_believed_in_only_while_the_server_keeps_it(steps in steps(), slow in 0..=SOUND.slow) {
@@ -116,23 +120,12 @@ proptest! {
 /// What the lease cannot make good must be found, or the histories would show nothing.
 #[test]
 fn the_histories_find_clients_that_count_wrongly() {
-    let wrong = [
-        Client {
-            counts_from_the_answer: true,
-            ..SOUND
-        },
-        Client {
-            clock_stops_in_suspend: true,
-            ..SOUND
-        },
-        Client { slow: 30, ..SOUND },
-    ];
+    let mut wrong = [SOUND; 3];
+    wrong[0].counts_from_the_answer = true;
+    wrong[1].clock_stops_in_suspend = true;
+    wrong[2].slow = 30;
     for client in wrong {
-        let mut runner = TestRunner::new(Config {
-            cases: 20_000,
-            failure_persistence: None,
-            ..Config::default()
-        });
+        let mut runner = TestRunner::new(config(20_000));
         let found = runner.run(&steps(), |steps| play(client, &steps)).unwrap_err();
         assert!(
             found.to_string().contains("held although the server has freed"),

@@ -1,7 +1,7 @@
 //! All integration tests of `lock-core`, as one program.
 //!
-//! Time-outs, leases and pauses run on tokio's paused time ([`paused`]) or on a `ManualClock`. Only tests of the client's background
-//! thread, which has a runtime of its own, and of the end of a process run on real time.
+//! Time-outs, leases and pauses run on tokio's paused time ([`paused`]) or on a `ManualClock`. Only tests of several threads and of the end
+//! of a process run on real time.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,6 +10,15 @@
 )]
 
 use std::time::{Duration, Instant};
+
+/// Asserts that the result is an error that matches, and returns it.
+macro_rules! fails {
+    ($result:expr, $($kind:tt)+) => {{
+        let error = $result.map(drop).unwrap_err();
+        assert!(matches!(&error, $($kind)+), "{error:?}");
+        error
+    }};
+}
 
 mod engine;
 mod events;
@@ -39,14 +48,5 @@ async fn until(condition: impl Fn() -> bool) {
         } else {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-    }
-}
-
-/// Blocks the thread until `condition` holds.
-fn block_until(condition: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !condition() {
-        assert!(started.elapsed() < HANG_LIMIT, "the condition does not come true");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }

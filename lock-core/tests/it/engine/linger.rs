@@ -1,16 +1,24 @@
 //! A claim that a client keeps for its next holder.
 
-use std::future::IntoFuture;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lock_core::{LockError, LockRequest, Locks, LossReason, MemoryLock, Options, Renew};
+use tokio::sync::Barrier;
 
-use super::scripted::{Fate, Op, SECOND, TTL, World};
+use super::scripted::{Fate, Kind, Op, SECOND, TTL, World, ask};
 use crate::{paused, until};
 
 fn world() -> World {
-    World::with(|server| server.linger = SECOND)
+    keeping(SECOND, false)
+}
+
+fn keeping(linger: Duration, unfair: bool) -> World {
+    World::of(Kind {
+        linger,
+        unfair,
+        ..Kind::default()
+    })
 }
 
 async fn use_once(locks: &Locks) -> u64 {
@@ -31,46 +39,43 @@ async fn has_counted(memory: &MemoryLock) {
 async fn a_lock_that_is_used_again_needs_no_request_until_its_block_is_used_up() {
     let world = world();
     let mut last = 0;
-    for _ in 0..64 {
+    for uses in 1..=65 {
         let token = use_once(&world.locks).await;
         assert!(token > last);
         last = token;
         assert_eq!(world.locks.stats().held, 0);
+        // Granted and, after the last token of its block, released.
+        let requests = match uses {
+            ..64 => 1,
+            64 => 2,
+            _ => 3,
+        };
+        world.settle().await;
+        assert_eq!(world.requests(), requests, "{uses}");
     }
-    world.settle().await;
-    assert_eq!(world.requests(), 2, "granted and released");
-    assert!(use_once(&world.locks).await > last);
-    assert_eq!(world.requests(), 3);
     let stats = world.locks.stats();
     assert_eq!((stats.acquired, stats.released, stats.lost), (65, 65, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_released_at_the_end_of_its_time_however_often_it_is_used() {
-    let world = world();
-    for _ in 0..10 {
+async fn it_is_renewed_and_released_at_the_end_of_its_time_however_often_it_is_used() {
+    // At most a third of the ttl, and 100 ms where the server has no queue.
+    for (linger, unfair, length) in [(SECOND, false, SECOND), (TTL, false, TTL / 3), (TTL, true, SECOND / 10)] {
+        let world = keeping(linger, unfair);
+        for _ in 0..10 {
+            use_once(&world.locks).await;
+            world.pass(length / 11).await;
+        }
+        assert!(world.server.keeps("a") && world.server.count(Op::Try) == 1);
+        world.pass(length / 5).await;
+        assert!(!world.server.keeps("a"), "{length:?}");
+        let stats = world.locks.stats();
+        assert_eq!((stats.acquired, stats.released, stats.releasing), (10, 10, 0));
+        // One that is held when its time is over is renewed on.
         use_once(&world.locks).await;
-        world.pass(SECOND / 11).await;
-    }
-    assert!(world.server.keeps("a") && world.server.count(Op::Try) == 1);
-    world.pass(SECOND / 5).await;
-    assert!(!world.server.keeps("a"));
-    let stats = world.locks.stats();
-    assert_eq!((stats.acquired, stats.released, stats.releasing), (10, 10, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn at_most_a_third_of_the_ttl_and_100_ms_where_the_server_has_no_queue() {
-    for (fair, length) in [(true, TTL / 3), (false, Duration::from_millis(100))] {
-        let world = World::with(|server| {
-            server.linger = TTL;
-            server.fair = fair;
-        });
-        use_once(&world.locks).await;
-        world.pass(length - Duration::from_millis(10)).await;
-        assert!(world.server.keeps("a"), "{fair}");
-        world.pass(Duration::from_millis(20)).await;
-        assert!(!world.server.keeps("a"), "{fair}");
+        let guard = world.held("a").await;
+        world.pass(2 * TTL).await;
+        assert!(guard.is_held() && world.server.count(Op::Try) == 2);
     }
 }
 
@@ -86,25 +91,22 @@ async fn what_is_not_kept() {
         let world = world();
         use_once(&world.locks).await;
         // Also for a request that does not wait: the lock is free for this client.
-        let guard = change(world.locks.lock("a")).no_wait().await.unwrap();
-        assert_eq!(
-            (world.server.count(Op::Try), world.server.state().crossed),
-            (2, 0),
-            "{what}"
-        );
+        let guard = change(world.lock("a")).no_wait().await.unwrap();
+        let crossed = world.server.script().crossed;
+        assert_eq!((world.server.count(Op::Try), crossed), (2, 0), "{what}");
         guard.release().await.unwrap();
         assert_eq!(world.server.keeps("a"), what != "renewal");
     }
     let world = world();
-    let guard = world.locks.lock("a").await.unwrap();
+    let guard = world.held("a").await;
     let _ = guard.owner();
     guard.release().await.unwrap();
     assert!(!world.server.keeps("a"));
-    world.locks.lock("a").lead(async |_| {}).await.unwrap();
+    world.lock("a").lead(async |_| {}).await.unwrap();
     assert!(!world.server.keeps("a"));
     // A lease that is not renewed in time.
     world.server.next(Op::Renew, [Fate::Fail; 1_000]);
-    let guard = world.locks.lock("a").await.unwrap();
+    let guard = world.held("a").await;
     world.pass(TTL * 3 / 4).await;
     guard.release().await.unwrap();
     assert!(!world.server.keeps("a"));
@@ -119,11 +121,8 @@ async fn a_drain_and_a_shutdown_release_it_at_once() {
     // What is released while a drain waits is not kept.
     world.server.next(Op::Release, [Fate::AnswerAfter(SECOND)]);
     use_once(&world.locks).await;
-    let guard = world.locks.lock("b").await.unwrap();
-    let draining = tokio::spawn({
-        let locks = world.locks.clone();
-        async move { locks.drain().await }
-    });
+    let (guard, locks) = (world.held("b").await, world.locks.clone());
+    let draining = tokio::spawn(async move { locks.drain().await });
     world.settle().await;
     guard.release().await.unwrap();
     assert!(!draining.is_finished() && !world.server.keeps("b"));
@@ -132,19 +131,15 @@ async fn a_drain_and_a_shutdown_release_it_at_once() {
     assert!(world.server.keeps("a"));
     world.locks.shutdown().await.unwrap();
     assert!(!world.server.keeps("a"));
-    assert!(matches!(world.locks.lock("a").await, Err(LockError::Closed { .. })));
+    fails!(world.lock("a").await, LockError::Closed { .. });
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_lost_while_it_is_kept_is_asked_for_anew() {
     for sharing in [false, true] {
         let memory = paused::memory();
-        let client = if sharing {
-            memory.sharing_leases()
-        } else {
-            memory.client()
-        };
-        let locks = Locks::with_options(client, paused::options().linger(SECOND));
+        let memory = if sharing { memory.sharing_leases() } else { memory };
+        let locks = Locks::with_options(memory.client(), paused::options().linger(SECOND));
         has_counted(&memory).await;
         use_once(&locks).await;
         assert!(memory.steal(&"a".parse().unwrap()).is_some());
@@ -160,15 +155,6 @@ async fn what_is_lost_while_it_is_kept_is_asked_for_anew() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_lock_that_is_kept_is_renewed() {
-    let world = World::with(|server| server.linger = TTL / 3);
-    use_once(&world.locks).await;
-    let guard = world.locks.lock("a").await.unwrap();
-    world.pass(2 * TTL).await;
-    assert!(guard.is_held() && world.server.count(Op::Try) == 1);
-}
-
 /// A caller that leaves at about the moment of its grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_lock_that_only_a_caller_has_that_is_gone_is_not_busy() {
@@ -176,9 +162,9 @@ async fn a_lock_that_only_a_caller_has_that_is_gone_is_not_busy() {
     for linger in [Duration::ZERO, SECOND / 50] {
         let locks = Locks::with_options(memory.client(), Options::new().linger(linger));
         for turn in 0..2_000_u64 {
-            let asking = tokio::spawn(locks.lock("a").into_future());
-            let left = std::time::Instant::now() + Duration::from_micros(turn % 100);
-            while std::time::Instant::now() < left {
+            let asking = ask(locks.lock("a"));
+            let left = Instant::now() + Duration::from_micros(turn % 100);
+            while Instant::now() < left {
                 std::hint::spin_loop();
             }
             asking.abort();
@@ -194,9 +180,9 @@ async fn several_that_come_to_share_a_lock_that_is_kept_wait_for_its_release() {
     let memory = MemoryLock::new();
     let locks = Locks::with_options(memory.client(), Options::new().linger(SECOND));
     has_counted(&memory).await;
-    for turn in 0..200 {
+    for _ in 0..200 {
         use_once(&locks).await;
-        let together = Arc::new(tokio::sync::Barrier::new(3));
+        let together = Arc::new(Barrier::new(3));
         let permits: Vec<_> = (0..3)
             .map(|_| {
                 let (locks, together) = (locks.clone(), Arc::clone(&together));
@@ -207,12 +193,7 @@ async fn several_that_come_to_share_a_lock_that_is_kept_wait_for_its_release() {
             })
             .collect();
         for permit in permits {
-            let permit = permit.await.unwrap();
-            permit
-                .unwrap_or_else(|error| panic!("{turn}: {error}"))
-                .release()
-                .await
-                .unwrap();
+            permit.await.unwrap().unwrap().release().await.unwrap();
         }
     }
 }

@@ -4,7 +4,7 @@ mod acquiring;
 mod linger;
 mod releasing;
 mod renewing;
+mod rough;
 mod runs;
 pub(crate) mod scripted;
-mod trouble;
 mod waiters;

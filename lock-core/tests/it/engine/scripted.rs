@@ -2,14 +2,18 @@
 //! after its sender went away.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::future::pending;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 use lock_core::{
-    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, Holder, Lease, LeaseId, LockError,
-    LockName, Locks, ManualClock, OwnerId, Released, Renewal, Scope, Stamp, Wait,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, Holder, Lease, LockError, LockGuard,
+    LockName, LockRequest, Locks, ManualClock, MemoryLock, OwnerId, Released, Renewal, Scope, Stamp, Wait,
 };
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 use crate::paused;
 
@@ -32,7 +36,7 @@ pub(crate) enum Fate {
     Refuse,
     /// Not sent: the server refuses the credentials.
     Deny,
-    /// The same, after a while.
+    /// Refused after a while.
     FailAfter(Duration),
     /// Never answered, nothing done.
     Hang,
@@ -58,12 +62,12 @@ pub(crate) enum Op {
     Close,
 }
 
-/// A client of the server.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Scripted {
-    server: Arc<Mutex<Server>>,
-    clock: Clock,
-    pub(crate) fair: bool,
+/// What kind of server it is. By default each lock has a lease and one token.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Kind {
+    /// It has no queue.
+    pub(crate) unfair: bool,
+    /// All locks of a client share one lease.
     pub(crate) shares: bool,
     /// Grants as many tokens as a claim wants.
     pub(crate) blocks: bool,
@@ -74,25 +78,28 @@ pub(crate) struct Scripted {
     pub(crate) grants_another_claim: bool,
     /// How long the client keeps its locks.
     pub(crate) linger: Duration,
-    /// The client whose statistics are read when a request to acquire begins.
-    pub(crate) client: Arc<OnceLock<Locks>>,
+}
+
+/// The backend of a client of the server.
+#[derive(Clone, Debug)]
+pub(crate) struct Scripted {
+    kind: Kind,
+    clock: Clock,
+    memory: Arc<MemoryLock>,
+    script: Arc<Mutex<Script>>,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Server {
-    held: HashMap<String, (Claim, FencingToken, Stamp)>,
-    reserved: HashMap<String, (OwnerId, Stamp)>,
-    token: u64,
+pub(crate) struct Script {
     fates: HashMap<Op, VecDeque<Fate>>,
     log: Vec<(Op, Stamp)>,
     /// The owners for whom names were asked for, in order.
     pub(crate) asked: Vec<OwnerId>,
-    /// How many requests the client counted as waiting when each of them began.
-    pub(crate) waiting: Vec<u64>,
-    /// The lease that all locks share, and until when the server keeps it.
-    shared: Option<(Lease, Stamp)>,
     /// How often the client asked for a name that an earlier claim of its own held.
     pub(crate) crossed: usize,
+    token: u64,
+    /// The first and last token of each grant, by its token in memory.
+    tokens: HashMap<FencingToken, [FencingToken; 2]>,
 }
 
 /// The scripted server, a client of it, and the hand of its clock. Time is tokio's paused time; the clock follows it to
@@ -103,29 +110,57 @@ pub(crate) struct World {
     pub(crate) hand: ManualClock,
 }
 
+/// A request in a task of its own.
+pub(crate) type Asked = JoinHandle<Result<LockGuard, LockError>>;
+
+pub(crate) fn ask(request: LockRequest) -> Asked {
+    tokio::spawn(request.into_future())
+}
+
+pub(crate) async fn granted(asked: Asked) -> LockGuard {
+    asked.await.unwrap().unwrap()
+}
+
 impl World {
     pub(crate) fn new() -> Self {
-        Self::with(|_| {})
+        Self::of(Kind::default())
     }
 
-    pub(crate) fn with(change: impl FnOnce(&mut Scripted)) -> Self {
+    pub(crate) fn of(kind: Kind) -> Self {
         let (clock, hand) = paused::clock();
-        let mut server = Scripted {
+        let memory = MemoryLock::with_clock(clock.clone());
+        let server = Scripted {
+            kind,
             clock,
-            fair: true,
-            ..Scripted::default()
+            memory: Arc::new(if kind.shares { memory.sharing_leases() } else { memory }),
+            script: Arc::default(),
         };
-        change(&mut server);
-        let options = paused::options().ttl(TTL).linger(server.linger);
+        let options = paused::options().ttl(TTL).linger(kind.linger);
         let locks = Locks::with_options(server.clone(), options);
         Self { server, locks, hand }
+    }
+
+    pub(crate) fn lock(&self, name: &str) -> LockRequest {
+        self.locks.lock(name)
+    }
+
+    pub(crate) async fn held(&self, name: &str) -> LockGuard {
+        self.lock(name).await.unwrap()
+    }
+
+    pub(crate) async fn held_by_number(&self, count: usize) -> Vec<LockGuard> {
+        let mut guards = Vec::with_capacity(count);
+        for n in 0..count {
+            guards.push(self.held(&n.to_string()).await);
+        }
+        guards
     }
 
     /// Lets time pass.
     pub(crate) async fn pass(&self, time: Duration) {
         let until = self.now() + time;
         while self.now() < until {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            sleep(Duration::from_millis(1)).await;
         }
     }
 
@@ -150,18 +185,18 @@ impl World {
 }
 
 impl Scripted {
-    pub(crate) fn state(&self) -> MutexGuard<'_, Server> {
-        self.server.lock().unwrap()
+    pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap()
     }
 
     /// The next requests of that kind end so, one after the other.
     pub(crate) fn next(&self, op: Op, fates: impl IntoIterator<Item = Fate>) {
-        self.state().fates.entry(op).or_default().extend(fates);
+        self.script().fates.entry(op).or_default().extend(fates);
     }
 
     /// No more surprises.
     pub(crate) fn heal(&self) {
-        self.state().fates.clear();
+        self.script().fates.clear();
     }
 
     pub(crate) fn count(&self, op: Op) -> usize {
@@ -169,222 +204,155 @@ impl Scripted {
     }
 
     pub(crate) fn times(&self, op: Op) -> Vec<Stamp> {
-        let state = self.state();
-        let times = state.log.iter().filter(|(other, _)| *other == op);
+        let script = self.script();
+        let times = script.log.iter().filter(|(other, _)| *other == op);
         times.map(|(_, at)| *at).collect()
     }
 
     /// Whether the server keeps that name now.
     pub(crate) fn keeps(&self, name: &str) -> bool {
-        let (state, now) = (self.state(), self.clock.now());
-        state.held.get(name).is_some_and(|(_, _, until)| *until > now) || state.is_reserved(name, now)
+        !at_once(self.memory.holders(&name.parse().unwrap())).is_empty()
     }
 
     /// A client of another process takes the name for `ttl`.
     pub(crate) fn occupy(&self, name: &str, ttl: Duration) {
-        assert!(!self.keeps(name));
         let claim = Claim::new(name.parse().unwrap(), ttl).with_label(ELSEWHERE);
-        let (mut state, until) = (self.state(), self.clock.now() + ttl);
-        state.token += 1;
-        let token = FencingToken::new(state.token).unwrap();
-        state.held.insert(name.to_owned(), (claim, token, until));
+        let attempt = at_once(self.memory.client().try_acquire(&claim));
+        assert!(attempt.granted().is_some(), "{name} is held");
     }
 
+    /// Ends the lock at the server, which tells its holder only when that asks.
     pub(crate) fn take_away(&self, name: &str) {
-        self.state().held.remove(name);
+        at_once(self.memory.force_release(&name.parse().unwrap()));
     }
 
-    /// Ends the lease that all locks share.
-    pub(crate) fn end_shared_lease(&self) {
-        let now = self.clock.now();
-        self.state().shared.as_mut().unwrap().1 = now;
+    /// Ends all locks and leases of the client in the same way.
+    pub(crate) fn end_leases(&self) {
+        at_once(self.memory.close());
     }
 
-    /// What the server answers to a claim whose request was sent at `sent`.
-    fn attempt(self, server: &mut Server, claim: &Claim, sent: Stamp, now: Stamp) -> Attempt {
-        let name = claim.name().as_str();
-        let (first, last) = match server.held.get(name) {
-            Some((holder, token, until)) if *until > now => {
-                if holder.owner() != claim.owner() {
-                    server.crossed += usize::from(holder.label() != Some(ELSEWHERE));
-                    let busy = Busy::default().with_retry_after(until.since(now));
-                    return busy.with_holder(Holder::of(holder)).into();
+    /// What the server answers to a claim. Its grants are made here, so that what memory tells a holder does not reach it.
+    async fn attempt(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        let asked = match self.kind.shares {
+            // One that wants a lease of its own gets none either.
+            true => Claim::new(claim.name().clone(), claim.ttl()).with_owner(claim.owner()),
+            false => claim.clone(),
+        };
+        let found = match self.memory.try_acquire(&asked).await? {
+            Attempt::Granted(found) => found,
+            busy => {
+                if let Attempt::Busy(busy) = &busy {
+                    let is_own = |holder: &Holder| !holder.is_reserved && holder.label.as_deref() != Some(ELSEWHERE);
+                    self.script().crossed += usize::from(busy.holder.as_ref().is_some_and(is_own));
                 }
-                (*token, *token)
-            }
-            _ if server.is_reserved(name, now) => return Attempt::busy(),
-            _ => {
-                let blocks = self.blocks || !self.linger.is_zero();
-                let first = server.token + 1;
-                server.token += if blocks { claim.tokens_wanted().get().into() } else { 1 };
-                [first, server.token]
-                    .map(|token| FencingToken::new(token).unwrap())
-                    .into()
+                return Ok(busy);
             }
         };
-        server
-            .held
-            .insert(name.to_owned(), (claim.clone(), last, now + claim.ttl()));
-        // A lease counts from the send, as a backend must see to.
-        let lease = if self.shares {
-            let new = || (Lease::shared("s", claim.ttl(), sent), now + claim.ttl());
-            server.shared.get_or_insert_with(new).0.clone()
-        } else {
-            Lease::for_claim(claim, sent)
-        };
-        let granted = match self.grants_another_claim {
+        let blocks = self.kind.blocks || !self.kind.linger.is_zero();
+        let count = if blocks { claim.tokens_wanted().get().into() } else { 1 };
+        let Script { token, tokens, .. } = &mut *self.script();
+        let [first, last] = *tokens.entry(found.token).or_insert_with(|| {
+            *token += count;
+            [*token + 1 - count, *token].map(|token| FencingToken::new(token).unwrap())
+        });
+        let granted = match self.kind.grants_another_claim {
             true => Claim::new(claim.name().clone(), claim.ttl()),
             false => claim.clone(),
         };
-        Attempt::Granted(Grant::new(granted, last, lease).with_first_token(first))
+        Ok(Grant::new(granted, last, found.lease).with_first_token(first)).map(Attempt::Granted)
     }
 
     async fn ask(&self, op: Op, claim: &Claim) -> Result<Attempt, LockError> {
-        let (script, claim, sent) = (self.clone(), claim.clone(), self.clock.now());
-        self.request(op, move |server, now| script.attempt(server, &claim, sent, now))
-            .await
+        let (server, claim) = (self.clone(), claim.clone());
+        self.request(op, async move { server.attempt(&claim).await }).await
     }
 
+    /// A request with the fate that is its turn. Without one, the server does its `work` and answers at once.
     async fn request<T: Send + 'static>(
         &self,
         op: Op,
-        work: impl FnOnce(&mut Server, Stamp) -> T + Send + 'static,
+        work: impl Future<Output = Result<T, LockError>> + Send + 'static,
     ) -> Result<T, LockError> {
-        let now = self.clock.now();
         let fate = {
-            let mut server = self.server.lock().unwrap();
-            server.log.push((op, now));
-            server.fates.get_mut(&op).and_then(VecDeque::pop_front)
+            let mut script = self.script();
+            script.log.push((op, self.clock.now()));
+            script.fates.get_mut(&op).and_then(VecDeque::pop_front)
         };
-        let server = Arc::clone(&self.server);
         match fate {
-            None => Ok(work(&mut server.lock().unwrap(), now)),
+            None => work.await,
             Some(Fate::Fail) => Err(LockError::failed("the script", "refused")),
             Some(Fate::Refuse) => Err(LockError::failed("the script", "connection refused").unsent()),
             Some(Fate::Deny) => Err(LockError::configuration("the password is wrong").unsent()),
             Some(Fate::FailAfter(time)) => {
-                tokio::time::sleep(time).await;
+                sleep(time).await;
                 Err(LockError::failed("the script", "refused"))
             }
-            Some(Fate::Hang) => std::future::pending().await,
+            Some(Fate::Hang) => pending().await,
             Some(Fate::LoseReply) => {
-                work(&mut server.lock().unwrap(), now);
-                std::future::pending().await
+                drop(work.await);
+                pending().await
             }
             Some(Fate::AnswerAfter(time)) => {
-                let answer = work(&mut server.lock().unwrap(), now);
-                tokio::time::sleep(time).await;
-                Ok(answer)
+                let answer = work.await;
+                sleep(time).await;
+                answer
             }
             Some(Fate::DeliverAfter(time)) => {
-                let clock = self.clock.clone();
-                let late = tokio::spawn(async move {
-                    tokio::time::sleep(time).await;
-                    work(&mut server.lock().unwrap(), clock.now())
-                });
-                late.await.map_err(|e| LockError::failed("the script", e))
+                let late = async move {
+                    sleep(time).await;
+                    work.await
+                };
+                tokio::spawn(late).await.unwrap()
             }
             Some(Fate::Panic) => panic!("told to panic"),
         }
     }
 }
 
-impl Server {
-    fn is_reserved(&self, name: &str, now: Stamp) -> bool {
-        self.reserved.get(name).is_some_and(|(_, until)| *until > now)
-    }
-
-    /// Until when the server keeps the lock of that claim, if it does.
-    fn hold_of(&mut self, claim: &Claim, now: Stamp) -> Option<&mut Stamp> {
-        let (holder, _, until) = self.held.get_mut(claim.name().as_str())?;
-        (holder.owner() == claim.owner() && *until > now).then_some(until)
-    }
-
-    fn renew(&mut self, lease: &Lease, now: Stamp) -> Renewal {
-        let until = match lease.id() {
-            LeaseId::Claim(claim) => self.hold_of(claim, now),
-            _ => self
-                .shared
-                .as_mut()
-                .map(|(_, until)| until)
-                .filter(|until| **until > now),
-        };
-        match until {
-            Some(until) => {
-                *until = now + lease.ttl();
-                Renewal::Renewed
-            }
-            None => Renewal::NotHeld,
-        }
-    }
-
-    fn reserve(&mut self, claim: &Claim, length: Duration, now: Stamp) -> Renewal {
-        if self.hold_of(claim, now).is_none() {
-            return Renewal::NotHeld;
-        }
-        self.reserved
-            .insert(claim.name().to_string(), (claim.owner(), now + length));
-        Renewal::Renewed
-    }
-
-    fn release(&mut self, claim: &Claim, keep: Option<Duration>, now: Stamp) -> Released {
-        let name = claim.name().as_str();
-        let is_held = self.hold_of(claim, now).is_some();
-        match keep {
-            Some(rest) => drop(self.reserve(claim, rest, now)),
-            None => self.reserved.retain(|_, (owner, _)| *owner != claim.owner()),
-        }
-        if !is_held {
-            return Released::NotHeld;
-        }
-        self.held.remove(name);
-        Released::Released
-    }
+/// Memory answers at the first poll.
+fn at_once<T>(answer: impl Future<Output = Result<T, LockError>>) -> T {
+    answer.now_or_never().unwrap().unwrap()
 }
 
 #[async_trait]
 impl DistributedLock for Scripted {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new(Scope::Server).with_op_timeout(OP_TIMEOUT);
-        capabilities.reservations = self.reserves;
-        if self.fair {
-            capabilities.with_fairness()
-        } else {
-            capabilities
+        capabilities.reservations = self.kind.reserves;
+        if self.kind.unfair {
+            return capabilities;
         }
+        capabilities.with_fairness()
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        let waiting = self.client.get().map(|client| client.stats().waiting);
-        self.state().asked.push(claim.owner());
-        self.state().waiting.extend(waiting);
+        self.script().asked.push(claim.owner());
         self.ask(Op::Try, claim).await
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        let lease = lease.clone();
-        self.request(Op::Renew, move |server, now| server.renew(&lease, now))
-            .await
+        let (memory, lease) = (Arc::clone(&self.memory), lease.clone());
+        self.request(Op::Renew, async move { memory.renew(&lease).await }).await
     }
 
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         if claim.name().as_str().starts_with(HANGING) {
-            return std::future::pending().await;
+            return pending().await;
         }
-        let claim = claim.clone();
-        self.request(Op::Release, move |server, now| server.release(&claim, keep, now))
+        let (memory, claim) = (Arc::clone(&self.memory), claim.clone());
+        self.request(Op::Release, async move { memory.release(&claim, keep).await })
             .await
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
-        let claim = claim.clone();
-        self.request(Op::Reserve, move |server, now| server.reserve(&claim, length, now))
+        let (memory, claim) = (Arc::clone(&self.memory), claim.clone());
+        self.request(Op::Reserve, async move { memory.reserve(&claim, length).await })
             .await
     }
 
     async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
         match self.try_acquire(claim).await? {
-            Attempt::Busy(found) if self.gives_up_early => return Ok(found.into()),
+            Attempt::Busy(found) if self.kind.gives_up_early => return Ok(found.into()),
             Attempt::Busy(found) => wait.busy(&found),
             granted => return Ok(granted),
         }
@@ -393,21 +361,24 @@ impl DistributedLock for Scripted {
             if matches!(attempt, Attempt::Granted(_)) || wait.is_over(self.clock.now()) {
                 return Ok(attempt);
             }
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            sleep(Duration::from_millis(10)).await;
         }
     }
 
-    async fn holders(&self, _: &LockName) -> Result<Vec<Holder>, LockError> {
-        self.request(Op::Holders, |_, _| Vec::new()).await
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
+        let (memory, name) = (Arc::clone(&self.memory), name.clone());
+        self.request(Op::Holders, async move { memory.holders(&name).await })
+            .await
     }
 
-    async fn list(&self, _: &str) -> Result<Vec<Holder>, LockError> {
-        let holders = |server: &mut Server, _| server.held.values().map(|(claim, ..)| Holder::of(claim)).collect();
-        self.request(Op::List, holders).await
+    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        let (memory, prefix) = (Arc::clone(&self.memory), prefix.to_owned());
+        self.request(Op::List, async move { memory.list(&prefix).await }).await
     }
 
     async fn close(&self) -> Result<(), LockError> {
-        self.request(Op::Close, |_, _| ()).await
+        let memory = Arc::clone(&self.memory);
+        self.request(Op::Close, async move { memory.close().await }).await
     }
 
     fn clock(&self) -> Clock {

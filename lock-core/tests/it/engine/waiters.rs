@@ -1,13 +1,12 @@
 //! Waiters of one client that come, leave, time out and are lost, at a server that fails, against what must be true of them.
 
-use std::future::IntoFuture;
 use std::time::Duration;
 
-use lock_core::{LockError, LockGuard};
+use lock_core::{LockError, LockGuard, Stamp};
 use proptest::prelude::*;
-use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
-use super::scripted::{Fate, OP_TIMEOUT, Op, SECOND, TTL, World};
+use super::scripted::{Asked, Fate, Kind, OP_TIMEOUT, Op, SECOND, TTL, World, ask, granted};
 
 /// Of paused time, which timers round to milliseconds, and of the steps in which the test looks.
 const PRECISION: Duration = Duration::from_millis(100);
@@ -27,22 +26,17 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let wait = prop_oneof![
-        Just(None),
-        Just(Some(Duration::ZERO)),
-        Just(Some(SECOND / 2)),
-        Just(Some(20 * SECOND)),
-    ];
-    let op = prop_oneof![Just(Op::Try), Just(Op::Acquire), Just(Op::Release)];
-    let fate = prop_oneof![
-        Just(Fate::Fail),
-        Just(Fate::Refuse),
-        Just(Fate::Hang),
-        Just(Fate::LoseReply),
-        Just(Fate::Panic),
-        Just(Fate::AnswerAfter(SECOND)),
-        Just(Fate::FailAfter(SECOND)),
-    ];
+    let wait = prop::sample::select(vec![None, Some(Duration::ZERO), Some(SECOND / 2), Some(20 * SECOND)]);
+    let op = prop::sample::select(vec![Op::Try, Op::Acquire, Op::Release]);
+    let fate = prop::sample::select(vec![
+        Fate::Fail,
+        Fate::Refuse,
+        Fate::Hang,
+        Fate::LoseReply,
+        Fate::Panic,
+        Fate::AnswerAfter(SECOND),
+        Fate::FailAfter(SECOND),
+    ]);
     prop_oneof![
         6 => wait.prop_map(Step::Request),
         2 => (0..8_usize).prop_map(Step::Leave),
@@ -60,8 +54,8 @@ fn step() -> impl Strategy<Value = Step> {
 
 struct Request {
     wait: Option<Duration>,
-    started: lock_core::Stamp,
-    task: JoinHandle<Result<LockGuard, LockError>>,
+    started: Stamp,
+    asked: Asked,
 }
 
 struct Model {
@@ -69,49 +63,48 @@ struct Model {
     requests: Vec<Request>,
     guard: Option<LockGuard>,
     last_token: u64,
+    is_elsewhere: bool,
 }
 
 impl Model {
-    /// Takes the outcomes of requests, in the order in which they were made.
-    async fn look(&mut self) {
-        self.world.settle().await;
-        let mut waiting = Vec::new();
-        for request in std::mem::take(&mut self.requests) {
-            let waited = self.world.now().since(request.started);
-            if let Some(wait) = request.wait {
-                let limit = if wait.is_zero() {
-                    OP_TIMEOUT + SECOND / 2
-                } else {
-                    wait + SECOND
+    async fn step(&mut self, step: Step) {
+        let world = &self.world;
+        match step {
+            Step::Request(wait) => {
+                let request = world.lock("a");
+                let request = match wait {
+                    Some(limit) => request.wait_for(limit),
+                    None => request,
                 };
-                assert!(
-                    request.task.is_finished() || waited < limit + PRECISION,
-                    "{wait:?} took {waited:?}"
-                );
+                let (started, asked) = (world.now(), ask(request));
+                self.requests.push(Request { wait, started, asked });
             }
-            if !request.task.is_finished() {
-                waiting.push(request);
-                continue;
-            }
-            match request.task.await.unwrap() {
-                Ok(guard) => {
-                    assert!(
-                        !self.guard.as_ref().is_some_and(LockGuard::is_held),
-                        "two hold the lock"
-                    );
-                    assert!(guard.token().get() > self.last_token, "tokens rise");
-                    let first = waiting.iter().find(|earlier| earlier.wait.is_none());
-                    assert!(first.is_none(), "an earlier request still waits");
-                    self.last_token = guard.token().get();
-                    self.guard = Some(guard);
+            Step::Leave(at) if at < self.requests.len() => self.requests.remove(at).asked.abort(),
+            Step::Leave(_) => {}
+            Step::Release(waits) => {
+                if let Some(guard) = self.guard.take() {
+                    let release = tokio::spawn(guard.release());
+                    world.settle().await;
+                    if !waits {
+                        release.abort();
+                    }
                 }
-                Err(LockError::TimedOut { .. }) => assert!(request.wait.is_some(), "it waits for ever"),
-                Err(LockError::Unavailable { .. }) => {}
-                Err(error) => panic!("{error}"),
             }
+            Step::Drop => self.guard = None,
+            Step::Elsewhere if self.is_elsewhere => {
+                world.server.take_away("a");
+                self.is_elsewhere = false;
+            }
+            Step::Elsewhere => {
+                if !world.server.keeps("a") {
+                    world.server.occupy("a", 100 * TTL);
+                    self.is_elsewhere = true;
+                }
+            }
+            Step::Trouble(op, fate) => world.server.next(op, [fate]),
+            Step::Pass(time) => self.pass(time).await,
         }
-        self.requests = waiting;
-        assert_eq!(self.world.server.state().crossed, 0, "one claim of a client at a time");
+        self.look().await;
     }
 
     async fn pass(&mut self, time: Duration) {
@@ -121,87 +114,77 @@ impl Model {
             self.look().await;
         }
     }
+
+    /// Takes the outcomes of requests, in the order in which they were made.
+    async fn look(&mut self) {
+        self.world.settle().await;
+        let mut waiting: Vec<Request> = Vec::new();
+        for request in std::mem::take(&mut self.requests) {
+            let waited = self.world.now().since(request.started);
+            if !request.asked.is_finished() {
+                if let Some(wait) = request.wait {
+                    let limit = if wait.is_zero() { OP_TIMEOUT } else { wait };
+                    assert!(waited < limit + SECOND + PRECISION, "{wait:?} took {waited:?}");
+                }
+                waiting.push(request);
+                continue;
+            }
+            match request.asked.await.unwrap() {
+                Ok(guard) => {
+                    let is_held = self.guard.as_ref().is_some_and(LockGuard::is_held);
+                    assert!(!is_held, "two hold the lock");
+                    assert!(guard.token().get() > self.last_token, "tokens rise");
+                    let passes = waiting.iter().any(|earlier| earlier.wait.is_none());
+                    assert!(!passes, "an earlier request still waits");
+                    self.last_token = guard.token().get();
+                    self.guard = Some(guard);
+                }
+                Err(LockError::TimedOut { .. }) => assert!(request.wait.is_some(), "it waits for ever"),
+                Err(LockError::Unavailable { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        self.requests = waiting;
+        assert_eq!(self.world.server.script().crossed, 0, "one claim of a client at a time");
+    }
+
+    /// The server is well again: all that wait are served, and nothing is left.
+    async fn end(mut self) {
+        self.world.server.heal();
+        if self.is_elsewhere {
+            self.world.server.take_away("a");
+        }
+        let end = self.world.now() + 100 * TTL;
+        while !self.requests.is_empty() {
+            self.guard = None;
+            self.pass(PRECISION).await;
+            assert!(self.world.now() < end, "a request is never served");
+        }
+        self.guard = None;
+        self.world.locks.drain().await;
+        let stats = self.world.locks.stats();
+        assert_eq!((stats.waiting, stats.held, stats.releasing), (0, 0, 0));
+        assert!(!self.world.server.keeps("a"), "nothing is left at the server");
+        self.world.locks.shutdown().await.unwrap();
+    }
 }
 
-async fn run(steps: Vec<Step>, kind: usize) {
-    let world = match kind {
-        0 => World::new(),
-        1 => World::with(|server| server.blocks = true),
-        _ => World::with(|server| server.linger = SECOND),
-    };
+async fn run(steps: Vec<Step>, (blocks, linger): (bool, Duration)) {
     let mut model = Model {
-        world,
+        world: World::of(Kind {
+            blocks,
+            linger,
+            ..Kind::default()
+        }),
         requests: Vec::new(),
         guard: None,
         last_token: 0,
+        is_elsewhere: false,
     };
-    let mut elsewhere = false;
     for step in steps {
-        match step {
-            Step::Request(wait) => {
-                let request = model.world.locks.lock("a");
-                let request = match wait {
-                    Some(limit) => request.wait_for(limit),
-                    None => request,
-                };
-                model.requests.push(Request {
-                    wait,
-                    started: model.world.now(),
-                    task: tokio::spawn(request.into_future()),
-                });
-            }
-            Step::Leave(at) if at < model.requests.len() => model.requests.remove(at).task.abort(),
-            Step::Leave(_) => {}
-            Step::Release(waits) => {
-                if let Some(guard) = model.guard.take() {
-                    let release = tokio::spawn(guard.release());
-                    model.world.settle().await;
-                    if !waits {
-                        release.abort();
-                    }
-                }
-            }
-            Step::Drop => model.guard = None,
-            Step::Elsewhere if elsewhere => {
-                model.world.server.take_away("a");
-                elsewhere = false;
-            }
-            Step::Elsewhere => {
-                if !model.world.server.keeps("a") {
-                    model.world.server.occupy("a", 100 * TTL);
-                    elsewhere = true;
-                }
-            }
-            Step::Trouble(op, fate) => model.world.server.next(op, [fate]),
-            Step::Pass(time) => model.pass(time).await,
-        }
-        model.look().await;
+        model.step(step).await;
     }
-    // The server is well again, and all who wait are served.
-    model.world.server.heal();
-    if elsewhere {
-        model.world.server.take_away("a");
-    }
-    while !model.requests.is_empty() {
-        model.guard = None;
-        model.pass(PRECISION).await;
-        assert!(
-            model.world.now()
-                < model
-                    .requests
-                    .iter()
-                    .map(|r| r.started)
-                    .min()
-                    .unwrap_or(model.world.now())
-                    + 100 * TTL
-        );
-    }
-    model.guard = None;
-    model.world.locks.drain().await;
-    let stats = model.world.locks.stats();
-    assert_eq!((stats.waiting, stats.held, stats.releasing), (0, 0, 0));
-    assert!(!model.world.server.keeps("a"), "nothing is left at the server");
-    model.world.locks.shutdown().await.unwrap();
+    model.end().await;
 }
 
 proptest! {
@@ -210,7 +193,7 @@ proptest! {
     #[test]
     fn waiters_are_served_in_order_and_leave_nothing_behind(
         steps in prop::collection::vec(step(), 1..40),
-        kind in 0..3_usize,
+        kind in prop::sample::select(vec![(false, Duration::ZERO), (true, Duration::ZERO), (true, SECOND)]),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(run(steps, kind));
@@ -218,59 +201,64 @@ proptest! {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_is_repeated_until_its_lease_must_be_over_or_for_as_long_as_other_locks_keep_it() {
-    for shares in [false, true] {
-        let world = World::with(|server| server.shares = shares);
-        let kept = world.locks.lock("kept").await.unwrap();
-        let dropped = world.locks.lock("a").await.unwrap();
-        world.server.next(Op::Release, [Fate::Fail; 1_000]);
-        drop(dropped);
-        world.pass(3 * TTL).await;
-        let tries = world.server.count(Op::Release);
-        world.pass(TTL).await;
-        assert_eq!(world.server.count(Op::Release) > tries, shares);
-        assert!(kept.is_held());
-        world.server.heal();
-        world.locks.drain().await;
-        assert!(!world.server.keeps("a"));
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_place_at_the_server_is_kept_for_the_next_that_asks_for_the_same() {
-    for (label, tries) in [("", 2), ("another", 3)] {
+    for (label, limit, came_before, claims) in [
+        ("", None, true, 1),
+        ("another", None, true, 2),
+        ("", None, false, 1),
+        ("", Some(10 * SECOND), false, 1),
+    ] {
         let world = World::new();
-        let guard = world.locks.lock("a").await.unwrap();
-        let first = tokio::spawn(world.locks.lock("a").label("").wait_for(SECOND).into_future());
-        let second = tokio::spawn(world.locks.lock("a").label(label).into_future());
+        let guard = if came_before {
+            Some(world.held("a").await)
+        } else {
+            world.server.occupy("a", 10 * TTL);
+            None
+        };
+        let before = world.server.count(Op::Try);
+        let first = ask(world.lock("a").label("").wait_for(SECOND));
         world.settle().await;
-        // Another client has it by the time that they ask.
-        world.server.take_away("a");
-        world.server.occupy("a", 10 * TTL);
-        drop(guard);
+        let second = world.lock("a").label(label);
+        let second = ask(match limit {
+            Some(limit) => second.wait_for(limit),
+            None => second,
+        });
+        world.settle().await;
+        if let Some(guard) = guard {
+            // Another client has it by the time that they ask.
+            world.server.take_away("a");
+            world.server.occupy("a", 10 * TTL);
+            drop(guard);
+            world.settle().await;
+        }
+        let releases = world.server.count(Op::Release);
         assert!(first.await.unwrap().unwrap_err().is_busy());
-        world.settle().await;
-        assert_eq!(world.server.count(Op::Try), tries, "{label:?}");
+        world.pass(SECOND).await;
+        assert_eq!(world.server.count(Op::Try) - before, claims, "{label:?}");
+        // A wait that has ended leaves nothing at the server.
+        assert_eq!(world.server.count(Op::Release), releases);
         world.server.take_away("a");
-        assert!(second.await.unwrap().unwrap().is_held());
+        let guard = granted(second).await;
+        assert_eq!(world.server.script().asked.last(), Some(&guard.owner()));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn after_a_wait_that_ended_the_next_request_is_for_another_owner() {
-    let world = World::with(|server| server.gives_up_early = true);
+    let world = World::of(Kind {
+        gives_up_early: true,
+        ..Kind::default()
+    });
     world.server.occupy("a", 10 * TTL);
-    let waits = tokio::spawn(world.locks.lock("a").into_future());
+    let waits = ask(world.lock("a"));
     world.pass(SECOND).await;
     // Nor is it asked without a pause.
     assert!((3..50).contains(&world.server.count(Op::Try)));
     world.server.take_away("a");
-    waits.await.unwrap().unwrap().release().await.unwrap();
-    let asked = world.server.state().asked.clone();
-    assert!(
-        (1..asked.len()).all(|at| !asked[..at].contains(&asked[at])),
-        "{asked:?}"
-    );
+    granted(waits).await.release().await.unwrap();
+    let asked = world.server.script().asked.clone();
+    let is_repeated = (1..asked.len()).any(|at| asked[..at].contains(&asked[at]));
+    assert!(!is_repeated, "{asked:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -278,89 +266,12 @@ async fn a_claim_that_another_request_takes_over_is_not_counted_as_being_release
     let world = World::new();
     world.server.occupy("a", 10 * TTL);
     for _ in 0..2 {
-        let given_up = tokio::time::timeout(SECOND, world.locks.lock("a").into_future()).await;
-        assert!(given_up.is_err());
+        assert!(timeout(SECOND, world.lock("a").into_future()).await.is_err());
         // At once, so that the task of the name has not looked yet.
-        let mut next = std::pin::pin!(world.locks.lock("a").into_future());
-        assert!(tokio::time::timeout(SECOND / 10, &mut next).await.is_err());
+        let mut next = std::pin::pin!(world.lock("a").into_future());
+        assert!(timeout(SECOND / 10, &mut next).await.is_err());
         assert_eq!((world.locks.stats().releasing, world.locks.stats().waiting), (0, 1));
     }
     world.locks.drain().await;
     assert_eq!(world.locks.stats().releasing, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_claim_that_only_others_wait_behind_is_counted_until_it_is_released() {
-    let world = World::new();
-    world.server.next(Op::Try, [Fate::AnswerAfter(SECOND)]);
-    let first = tokio::spawn(world.locks.lock("a").label("first").into_future());
-    world.settle().await;
-    let second = tokio::spawn(world.locks.lock("a").label("second").into_future());
-    world.settle().await;
-    first.abort();
-    world.settle().await;
-    let drained = world.now();
-    world.locks.drain().await;
-    assert!(world.now().since(drained) >= SECOND - PRECISION && world.server.count(Op::Release) == 1);
-    assert!(second.await.unwrap().unwrap().is_held());
-}
-
-#[tokio::test(start_paused = true)]
-async fn credentials_that_are_refused_to_a_release_end_no_wait() {
-    let world = World::new();
-    let guard = world.locks.lock("a").await.unwrap();
-    let waits = tokio::spawn(world.locks.lock("a").into_future());
-    world.settle().await;
-    world.server.next(Op::Release, [Fate::Deny; 4]);
-    drop(guard);
-    assert!(waits.await.unwrap().unwrap().is_held());
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_waits_for_a_release_of_the_same_client_is_not_refused_by_what_it_releases() {
-    let world = World::new();
-    let guard = world.locks.lock("a").await.unwrap();
-    world.server.next(Op::Release, [Fate::AnswerAfter(SECOND / 4)]);
-    world.server.next(Op::Try, [Fate::AnswerAfter(SECOND / 4)]);
-    drop(guard);
-    world.settle().await;
-    assert!(world.locks.lock("a").wait_for(SECOND * 3 / 10).await.unwrap().is_held());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_claim_that_waited_at_the_server_is_released_though_its_last_request_was_not_sent() {
-    let world = World::new();
-    world.server.occupy("a", 10 * TTL);
-    world.server.next(Op::Acquire, [Fate::Refuse]);
-    world.server.next(Op::Try, [Fate::AnswerAfter(SECOND / 1000)]);
-    let waits = tokio::spawn(world.locks.lock("a").into_future());
-    // It has been told that the lock is busy, and its wait has failed.
-    crate::until(|| world.server.count(Op::Acquire) == 1).await;
-    world.settle().await;
-    waits.abort();
-    world.settle().await;
-    world.locks.drain().await;
-    assert_eq!(world.server.count(Op::Release), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_place_at_the_server_is_kept_for_those_that_came_after_the_request() {
-    for later in [Some(10 * SECOND), None] {
-        let world = World::new();
-        world.server.occupy("a", 10 * TTL);
-        let first = tokio::spawn(world.locks.lock("a").wait_for(SECOND).into_future());
-        world.settle().await;
-        let second = world.locks.lock("a");
-        let second = match later {
-            Some(limit) => second.wait_for(limit),
-            None => second,
-        };
-        let second = tokio::spawn(second.into_future());
-        assert!(first.await.unwrap().unwrap_err().is_busy());
-        world.pass(SECOND).await;
-        assert_eq!((world.server.count(Op::Try), world.server.count(Op::Release)), (1, 0));
-        world.server.take_away("a");
-        let guard = second.await.unwrap().unwrap();
-        assert_eq!(world.server.state().asked.clone(), [guard.owner()]);
-    }
 }

@@ -1,11 +1,10 @@
 //! What a client does for one lock or one waiter costs the same whatever else it holds or waits for.
 
-use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
 use lock_core::{Locks, MemoryLock};
 
-use crate::engine::scripted::{TTL, World};
+use crate::engine::scripted::{TTL, World, ask};
 
 const TIMES: u32 = 200;
 
@@ -38,8 +37,7 @@ async fn loss_beside(held: usize) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_loss_costs_no_more_beside_many_locks() {
-    let few = loss_beside(300).await;
-    let many = loss_beside(30_000).await;
+    let (few, many) = (loss_beside(300).await, loss_beside(30_000).await);
     println!("told within {few:?} beside 300 locks, within {many:?} beside 30 000");
     // A look at each of the others would cost a hundred times as much.
     assert!(many < 30 * few, "{few:?} and {many:?}");
@@ -49,7 +47,7 @@ async fn a_loss_costs_no_more_beside_many_locks() {
 async fn wait_beside(waiting: usize) -> (Duration, Duration) {
     let world = World::new();
     world.server.occupy("a", 100 * TTL);
-    let waits = |limit| tokio::spawn(world.locks.lock("a").wait_for(limit).into_future());
+    let waits = |limit| ask(world.lock("a").wait_for(limit));
     let others: Vec<_> = (0..waiting).map(|_| waits(10 * TTL)).collect();
     world.settle().await;
     let (mut arrivals, mut ends) = (Vec::new(), Vec::new());
