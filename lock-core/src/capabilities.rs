@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-/// What a backend can do, and within which bounds. The core checks requests against it, and the conformance suite
-/// chooses its cases by it.
+/// What a backend can do, and within which bounds. The core checks requests against it, and the conformance suite chooses its cases by it.
 #[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -12,16 +11,16 @@ pub struct Capabilities {
     pub min_ttl: Duration,
     /// The longest ttl that is accepted.
     pub max_ttl: Duration,
-    /// What ttls are rounded up to.
+    /// The unit to which ttls are rounded up.
     pub ttl_granularity: Duration,
     /// How long one request may take before it counts as failed.
     pub op_timeout: Duration,
     /// Whether waiters of different processes are served in the order in which they came.
     pub fair: bool,
-    /// How long a process that kept a contended lock to itself for a while stands back for others. Only for backends
-    /// that are not fair; zero where the server itself wakes a waiter of another process.
+    /// How long a process pauses after it has kept a contended lock to itself for a while. Zero for backends that are fair or that wake a waiter
+    /// of another process.
     pub give_way: Duration,
-    /// Who is excluded.
+    /// Among which clients a lock excludes.
     pub scope: Scope,
     /// Whether one lease keeps many locks.
     pub shares_leases: bool,
@@ -31,7 +30,7 @@ pub struct Capabilities {
     pub list: bool,
     /// Whether `force_release` answers.
     pub force_release: bool,
-    /// Whether `reserve` works, and `release` with `keep`.
+    /// Whether `reserve` works, and `release` with a time to keep the name.
     pub reservations: bool,
     /// Whether claims in the mode [`Shared`](crate::Mode::Shared) are granted.
     pub shared: bool,
@@ -39,7 +38,7 @@ pub struct Capabilities {
     pub permits: bool,
 }
 
-/// Among whom a lock excludes.
+/// Among which clients a lock excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scope {
@@ -47,13 +46,13 @@ pub enum Scope {
     Process,
     /// The processes of one machine.
     Machine,
-    /// Everyone who reaches the server.
+    /// All clients of the server.
     Server,
 }
 
 impl Capabilities {
-    /// What a backend with only the required methods can do: ttls from 100 ms to a day, to the millisecond; requests of
-    /// at most five seconds; waiters in no order; nothing to inspect.
+    /// What a backend with only the required methods can do: ttls from 100 ms to a day, in milliseconds; requests of at most 5 s; waiters in
+    /// no order; nothing to inspect.
     pub fn new(scope: Scope) -> Self {
         Self {
             min_ttl: Duration::from_millis(100),
@@ -79,7 +78,7 @@ impl Capabilities {
         self
     }
 
-    /// Sets what ttls are rounded up to.
+    /// Sets the unit to which ttls are rounded up.
     pub fn with_ttl_granularity(mut self, granularity: Duration) -> Self {
         self.ttl_granularity = granularity;
         self
@@ -98,7 +97,7 @@ impl Capabilities {
         self
     }
 
-    /// Sets how long a process stands back after keeping a contended lock to itself.
+    /// Sets how long a process pauses after it has kept a contended lock to itself.
     pub fn with_give_way(mut self, pause: Duration) -> Self {
         self.give_way = pause;
         self
@@ -116,7 +115,7 @@ impl Capabilities {
         self
     }
 
-    /// Says that `reserve` works, and `release` with `keep`.
+    /// Says that `reserve` works, and `release` with a time to keep the name.
     pub fn with_reservations(mut self) -> Self {
         self.reservations = true;
         self

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::{LockName, OwnerId};
 
-/// A request to hold a name, by one acquisition. All backend calls are idempotent per claim. Cloning is cheap.
+/// A request of one acquisition to hold a name. All backend calls are idempotent per claim. Cloning is cheap.
 #[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim(Arc<Inner>);
@@ -24,10 +24,10 @@ struct Inner {
     mode: Mode,
 }
 
-/// Who else may hold a name at the same time.
+/// Which other claims may hold a name at the same time.
 ///
-/// A name has one kind at a time: claims in the modes `Exclusive` and `Shared` go together, and so do permits of the same number. Others are
-/// [`LockError::InvalidMode`](crate::LockError::InvalidMode) while the name is held or waited for.
+/// While a name is held or waited for, it is of one kind: a lock, with claims in the modes `Exclusive` and `Shared`, or a semaphore of one
+/// number of permits. Other requests are [`LockError::InvalidMode`](crate::LockError::InvalidMode).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -37,7 +37,7 @@ pub enum Mode {
     Exclusive,
     /// Other shared claims.
     Shared,
-    /// Other permits, `of` in all.
+    /// Other permits, up to `of` in all.
     Permit {
         /// How many claims may hold the name at once.
         of: u32,
@@ -67,7 +67,7 @@ impl fmt::Display for Mode {
 }
 
 impl Claim {
-    /// A claim of `name` for a fresh owner; the server shall keep it for `ttl` after the last sign of life.
+    /// A claim of `name` for a new owner. The server keeps it for `ttl` after the grant and after each renewal.
     pub fn new(name: LockName, ttl: Duration) -> Self {
         Self::of(OwnerId::random(), name, ttl)
     }
@@ -88,67 +88,67 @@ impl Claim {
     /// The longest label, in bytes.
     pub const MAX_LABEL: usize = 256;
 
-    /// Adds a text for people, shown wherever the holder is shown: its first [`MAX_LABEL`](Self::MAX_LABEL) bytes, with
-    /// control characters replaced, since it ends up on terminals.
+    /// Adds a text that is shown with the holder: its first [`MAX_LABEL`](Self::MAX_LABEL) bytes, with control characters replaced, as it is
+    /// printed on terminals.
     pub fn with_label(self, label: impl AsRef<str>) -> Self {
         self.with_printable_label(printable(label.as_ref()))
     }
 
-    /// The same, of a label that is [`printable`].
+    /// The same for a label that is [`printable`].
     pub(crate) fn with_printable_label(mut self, label: Arc<str>) -> Self {
         Arc::make_mut(&mut self.0).label = Some(label);
         self
     }
 
-    /// Asks for a lease that is shared with no other claim, so that the server frees it at its ttl unless it is renewed.
+    /// Asks for a lease of its own, so that the server frees the name at its ttl unless this claim is renewed.
     pub fn with_own_lease(mut self) -> Self {
         Arc::make_mut(&mut self.0).own_lease = true;
         self
     }
 
-    /// Announces a [reservation](crate::DistributedLock::reserve) of that length, which is made once the claim is granted.
+    /// Announces a [reservation](crate::DistributedLock::reserve) of that length, which follows the grant.
     pub fn with_at_least(mut self, length: Duration) -> Self {
         Arc::make_mut(&mut self.0).at_least = Some(length).filter(|length| !length.is_zero());
         self
     }
 
-    /// Sets who else may hold the name at the same time.
+    /// Sets which other claims may hold the name at the same time.
     pub fn with_mode(mut self, mode: Mode) -> Self {
         Arc::make_mut(&mut self.0).mode = mode;
         self
     }
 
-    /// Sets how many tokens the client can use for holders of its own, one after the other, before it asks the server again. One by default.
+    /// Sets how many tokens the client can use, for holders of its own that follow each other without a request. One by default.
     pub fn with_tokens_wanted(mut self, tokens: NonZeroU32) -> Self {
         Arc::make_mut(&mut self.0).tokens_wanted = tokens;
         self
     }
 
-    /// The same claim for the owner of another one of that name. For the release of what another process acquired.
+    /// The same claim for another owner, as for the release of what another process acquired.
     pub fn with_owner(mut self, owner: OwnerId) -> Self {
         Arc::make_mut(&mut self.0).owner = owner;
         self
     }
 
-    /// What is claimed.
+    /// The name.
     #[must_use]
     pub fn name(&self) -> &LockName {
         &self.0.name
     }
 
-    /// Who claims it.
+    /// The identifier of the acquisition.
     #[must_use]
     pub fn owner(&self) -> OwnerId {
         self.0.owner
     }
 
-    /// How long the server keeps it after the last sign of life.
+    /// How long the server keeps the name after the grant and after each renewal.
     #[must_use]
     pub fn ttl(&self) -> Duration {
         self.0.ttl
     }
 
-    /// The text for people.
+    /// The text that is shown with the holder.
     #[must_use]
     pub fn label(&self) -> Option<&str> {
         self.0.label.as_deref()
@@ -160,13 +160,13 @@ impl Claim {
         self.0.own_lease
     }
 
-    /// How long the name is to stay taken after the grant, whatever becomes of the holder.
+    /// How long the name is to be reserved after the grant.
     #[must_use]
     pub fn at_least(&self) -> Option<Duration> {
         self.0.at_least
     }
 
-    /// Who else may hold the name at the same time.
+    /// Which other claims may hold the name at the same time.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.0.mode

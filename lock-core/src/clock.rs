@@ -1,4 +1,4 @@
-//! Time as leases need it: a clock that never steps and keeps counting while the machine sleeps.
+//! The clock of leases.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -6,14 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The clock that leases are measured with.
+/// The clock that measures leases. Cloning is cheap. Tests use [`Clock::manual`].
 ///
-/// It counts the time that the machine spends suspended (`CLOCK_BOOTTIME` on Linux and Android), because the server
-/// that keeps a lease counts it too. It is not affected by changes of the wall clock. Where the system offers no such
-/// clock, the best monotonic one is used, and a suspended client may believe in its locks for too long; the fencing
-/// token still protects the resource.
-///
-/// Cloning is cheap. Tests use [`Clock::manual`].
+/// It is monotonic, and counts the time for which the machine is suspended (`CLOCK_BOOTTIME` on Linux and Android), as the server does. Where the
+/// system has no such clock, a client that was suspended may count on its locks for too long; the fencing token still protects the
+/// resource.
 #[derive(Clone, Default)]
 pub struct Clock(Source);
 
@@ -31,10 +28,8 @@ impl Clock {
         Self(Source::System)
     }
 
-    /// A clock that stands still until it is advanced, and the handle that advances it.
-    ///
-    /// Only *readings* are manual: timers still follow the runtime. Advancing this clock alone is therefore what a
-    /// suspended machine looks like.
+    /// A clock that stands still until it is advanced, and the handle that advances it. Timers still follow the runtime, so that advancing the
+    /// clock alone looks like a suspended machine.
     #[must_use]
     pub fn manual() -> (Self, ManualClock) {
         // Not zero, so that stamps before the start can be expressed.

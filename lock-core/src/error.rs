@@ -1,4 +1,4 @@
-//! What can go wrong, and what to do about it.
+//! Errors.
 
 use std::error::Error;
 use std::fmt;
@@ -12,14 +12,14 @@ pub type Source = Box<dyn Error + Send + Sync>;
 
 /// Why a lock operation failed.
 ///
-/// "Busy" and "broken" are never confused: a lock that another client held to the end of the wait is
-/// [`TimedOut`](Self::TimedOut), a server that did not answer is [`Unavailable`](Self::Unavailable).
+/// A lock that another client held to the end of the wait is [`TimedOut`](Self::TimedOut); a server that did not respond is
+/// [`Unavailable`](Self::Unavailable).
 ///
 /// # Display
 ///
-/// `{}` is one line that names the lock. It repeats neither the cause, which is [`source`](Error::source), nor the holder, which is
-/// [`holder`](Self::holder): a handler may pass it on to strangers. `{:#}` is the line with all causes behind it, as `anyhow` prints
-/// them. `{:?}` is the same with the holder, if it is known: for the log and the terminal of the operator. `main`, `unwrap` and `expect` print it.
+/// `{}` is one line that names the lock, without the cause ([`source`](Error::source)) and without the [`holder`](Self::holder), so that a
+/// handler may show it to strangers. `{:#}` adds all causes, as `anyhow` prints them. `{:?}`, which `main`, `unwrap` and `expect` print, also
+/// adds the holder, if it is known.
 ///
 /// ```
 /// # use fencelock::LockError;
@@ -43,7 +43,7 @@ pub enum LockError {
         holder: Option<Box<Holder>>,
     },
 
-    /// The lock was held and is not any more: the body outlived its lock, or was cancelled because the lock was lost.
+    /// The lock was lost while it was held.
     #[non_exhaustive]
     Lost {
         /// The lock.
@@ -68,7 +68,7 @@ pub enum LockError {
         max: Duration,
     },
 
-    /// The name is in use as something else: an exclusive or shared lock as a semaphore, or a semaphore as one of another number.
+    /// The name is in use as another kind: as a lock, as a semaphore, or as a semaphore with another number of permits.
     #[non_exhaustive]
     InvalidMode {
         /// The lock.
@@ -79,18 +79,18 @@ pub enum LockError {
         found: Mode,
     },
 
-    /// The backend could not be reached, or did not answer in time. Worth a retry. What was asked for may have been done: a lock that was
-    /// asked for is released again in the background, and one that was to be renewed stays held until its deadline.
+    /// The backend could not be reached, or did not respond in time. Worth a retry. The server may have done what was requested: a lock that was
+    /// requested is released in the background, and one that was to be renewed stays held until its deadline.
     Unavailable(ErrorInfo),
 
-    /// The server found that this wait and another could only wait for each other.
+    /// The server found a deadlock between this wait and another.
     Deadlock(ErrorInfo),
 
-    /// The server is set up in a way under which locks would not exclude.
+    /// The server has settings with which locks would not exclude.
     UnsafeConfiguration(ErrorInfo),
 
-    /// The address, the credentials, the permissions or the file are wrong, or this is a forked child and the client is its parent's. A
-    /// retry will not help.
+    /// The address, the credentials, the permissions or the file are wrong, or the client is that of the parent of a forked child. A retry does
+    /// not help.
     Configuration(ErrorInfo),
 
     /// This backend cannot do that.
@@ -106,17 +106,17 @@ pub enum LockError {
 pub struct ErrorInfo {
     /// The lock, unless the operation is about all or none.
     pub name: Option<LockName>,
-    /// What was tried, or is not supported. May be empty.
+    /// What failed, or is not supported. May be empty.
     pub operation: &'static str,
-    /// What happened, and what to change. Empty if the rest tells.
+    /// What happened, and what to change. May be empty.
     pub message: String,
-    /// The cause, if there is one; shared because several waiters may fail with one request.
+    /// The cause. Shared, as several waiters may fail with one request.
     pub source: Option<Arc<dyn Error + Send + Sync>>,
     /// There was no connection for the request, so that it cannot have reached the server.
     is_unsent: bool,
     /// There was no connection for it or for one that belongs to it.
     is_refused: bool,
-    /// That cannot pass while the client is set up as it is.
+    /// It cannot pass with the settings of this client.
     is_lasting: bool,
 }
 
@@ -152,18 +152,18 @@ impl LockError {
         Self::TimedOut { name, waited, holder }
     }
 
-    /// The name is in use as `found`, and was asked for as something that does not go together with it.
+    /// The name is in use as `found`, and was requested as another kind.
     pub fn invalid_mode(name: &LockName, asked: Mode, found: Mode) -> Self {
         let name = name.clone();
         Self::InvalidMode { name, asked, found }
     }
 
-    /// The backend failed to do `operation`; `source` tells why.
+    /// The backend failed to do `operation` because of `source`.
     pub fn failed(operation: &'static str, source: impl Into<Source>) -> Self {
         Self::unavailable(operation, "").with_source(source)
     }
 
-    /// The backend failed to do `operation`; `message` tells why, and what to do.
+    /// The backend failed to do `operation`; `message` says why, and what to do.
     pub fn unavailable(operation: &'static str, message: impl Into<String>) -> Self {
         Self::Unavailable(ErrorInfo::new(operation, message))
     }
@@ -177,7 +177,7 @@ impl LockError {
         Self::unavailable(operation, format!("no answer within {limit:?}"))
     }
 
-    /// A configuration that only a person can change; `message` says how.
+    /// A configuration that a person must change; `message` says how.
     pub fn configuration(message: impl Into<String>) -> Self {
         Self::Configuration(ErrorInfo::new("", message))
     }
@@ -187,7 +187,7 @@ impl LockError {
         Self::UnsafeConfiguration(ErrorInfo::new("", message))
     }
 
-    /// The server found a deadlock, in the words of `source`.
+    /// The server found a deadlock and reported `source`.
     pub fn deadlock(source: impl Into<Source>) -> Self {
         Self::Deadlock(ErrorInfo::default()).with_source(source)
     }
@@ -211,19 +211,18 @@ impl LockError {
     /// Adds that there was no connection, so that the request cannot have reached the server. Errors without an [`ErrorInfo`] stay as they
     /// are.
     ///
-    /// A claim whose requests were not sent needs no release. Credentials that are refused to a client that was connected before are
-    /// asked with again, as what may pass.
+    /// A claim whose requests were not sent needs no release. Credentials that are refused to a client that was connected before are retried.
     pub fn unsent(self) -> Self {
         self.with_info(|info| (info.is_unsent, info.is_refused) = (true, true))
     }
 
-    /// Takes [`unsent`](Self::unsent) back, as when a first request was sent, and there was no connection for a second one.
+    /// Reverses [`unsent`](Self::unsent), as when a first request was sent, and there was no connection for a second one.
     pub fn maybe_sent(self) -> Self {
         self.with_info(|info| info.is_unsent = false)
     }
 
-    /// Adds that another answer cannot be hoped for while this client is set up as it is, as when the server wants to see a certificate
-    /// and the client has none. Then [`unsent`](Self::unsent) does not make a [`Configuration`](Self::Configuration) one that may pass.
+    /// Adds that the response cannot change with the settings of this client, as when the server demands a certificate and the client has none.
+    /// The request is not retried then, even if it was [`unsent`](Self::unsent).
     pub fn lasting(self) -> Self {
         self.with_info(|info| info.is_lasting = true)
     }
@@ -277,8 +276,8 @@ impl LockError {
         }
     }
 
-    /// The client that held the lock at the end of the wait, if the error is [`TimedOut`](Self::TimedOut) and it is known. Its
-    /// label, host and process identifier are not meant for strangers.
+    /// The client that held the lock at the end of the wait, if the error is [`TimedOut`](Self::TimedOut) and the holder is known. Do not show
+    /// its label, host and process identifier to strangers.
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
         match self {
@@ -287,13 +286,13 @@ impl LockError {
         }
     }
 
-    /// Whether another client held the lock to the end of the wait: the operation was refused, and nothing is broken.
+    /// Returns whether another client held the lock to the end of the wait.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::TimedOut { .. })
     }
 
-    /// Whether the same call may succeed later without anyone changing anything.
+    /// Returns whether the same call may succeed later without a change of the configuration.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(

@@ -1,30 +1,29 @@
-//! The resource's side: what refuses a stale holder.
+//! Fences: resources that refuse stale holders.
 //!
-//! A lock alone cannot protect a resource. A holder may be stopped between its last look at the lock and its write, for
-//! longer than any ttl; only the resource can refuse that write. The rule is the same everywhere:
+//! A lock alone cannot protect a resource. A holder may be stopped between its last check of the lock and its write, for longer than any ttl;
+//! only the resource can refuse that write. The rule is the same everywhere:
 //!
 //! - refuse a token lower than the highest seen (the *mark*),
-//! - accept one that is equal or higher: one holder writes many times,
+//! - accept an equal or higher one: a holder writes many times,
 //! - raise the mark to it.
 //!
-//! With [shared](crate::LockRequest::shared) locks there are two marks: the highest token of those that write, and that of those that share. One
-//! that writes is refused below either mark, one that shares only below that of the writers: so those that share do not refuse each other,
-//! and both refuse a stale one of the other kind.
+//! With [shared](crate::LockRequest::shared) locks there are two marks: the highest token of writers, and that of readers. A writer is refused below
+//! either mark, a reader only below that of the writers: readers do not refuse each other.
 //!
-//! A holder that reads before it writes is admitted *before the read*. Otherwise an older holder can still write
-//! between the two, and its update is lost.
+//! A holder that reads before it writes is admitted *before the read*. Otherwise an older holder can write between the two, and its update is
+//! lost.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::FencingToken;
 
-/// A write was refused because a later holder has been here.
+/// Error of a write that was refused because a later holder has been admitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("stale fencing token {offered} for {resource}: a later holder was here with {mark}; stop, and lock again")]
 #[non_exhaustive]
 pub struct StaleToken {
-    /// What was to be written.
+    /// The name of the resource.
     pub resource: String,
     /// The token that came with the write.
     pub offered: FencingToken,
@@ -44,9 +43,7 @@ impl StaleToken {
     }
 }
 
-/// A value in memory that only the latest holder can change.
-///
-/// The check and the write happen under one mutex, so nothing can come between them.
+/// A value in memory that only the latest holder can change. The check and the write are one step, under a mutex.
 ///
 /// ```
 /// use fencelock::{FencingToken, fence::Fence};
@@ -73,7 +70,7 @@ struct State<T> {
 }
 
 impl<T> Fence<T> {
-    /// Protects `value`; no token has been seen yet. `resource` names it in refusals.
+    /// Protects `value`. `resource` names it in errors.
     pub fn new(resource: impl Into<String>, value: T) -> Self {
         Self {
             resource: resource.into(),
@@ -85,8 +82,8 @@ impl<T> Fence<T> {
         }
     }
 
-    /// Raises the mark to `token`, so that no older holder can write from now on. Call it before reading what a later
-    /// [`write`](Self::write) depends on.
+    /// Raises the mark to `token`, so that no older holder can write any more. Call it before reading what a later [`write`](Self::write)
+    /// depends on.
     ///
     /// # Errors
     ///
@@ -95,7 +92,7 @@ impl<T> Fence<T> {
         self.write(token, |_| ())
     }
 
-    /// Admits a holder that shares the lock: raises the mark of those, so that no older holder can write from now on. Call it before reading.
+    /// Admits a holder of a shared lock: raises the mark of readers, so that no older holder can write any more. Call it before reading.
     ///
     /// # Errors
     ///
@@ -109,7 +106,7 @@ impl<T> Fence<T> {
         Ok(())
     }
 
-    /// Changes the value if `token` is not stale. If `change` panics the mark stays raised.
+    /// Changes the value if `token` is not stale. If `change` panics, the mark stays raised.
     ///
     /// # Errors
     ///
@@ -125,13 +122,12 @@ impl<T> Fence<T> {
         }
     }
 
-    /// Reads the value. The result blocks every write while it lives, so do not call [`write`](Self::write),
-    /// [`admit`](Self::admit) or [`mark`](Self::mark) on the same thread before it is dropped.
+    /// Reads the value. The result holds the mutex: drop it before another call on the same thread.
     pub fn read(&self) -> impl std::ops::Deref<Target = T> + '_ {
         Reading(self.lock())
     }
 
-    /// The highest token seen of those that write.
+    /// Returns the highest token of a writer so far.
     pub fn mark(&self) -> Option<FencingToken> {
         self.lock().mark
     }

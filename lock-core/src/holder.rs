@@ -1,11 +1,11 @@
-//! Who holds a lock, as a person wants to see it.
+//! Holders, for display.
 
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
 
 use crate::{Claim, FencingToken, LockName, Mode, OwnerId};
 
-/// Who holds a lock. For people and for tooling; never base a decision about the resource on it.
+/// The holder of a lock, for display and tools; never base a decision about the resource on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -16,7 +16,7 @@ pub struct Holder {
     pub owner: Option<OwnerId>,
     /// The token of the grant: the last one of its block, if it came with several. That of a guard may be lower.
     pub token: Option<FencingToken>,
-    /// The text that the holder gave for people.
+    /// The text that the holder has set for display.
     pub label: Option<String>,
     /// The holder's machine.
     pub host: Option<String>,
@@ -26,7 +26,7 @@ pub struct Holder {
     pub acquired_at: Option<SystemTime>,
     /// How long the server keeps it unless it is renewed.
     pub remaining: Option<Duration>,
-    /// Who else may hold it at the same time.
+    /// Which others may hold it at the same time.
     #[cfg_attr(feature = "serde", serde(default))]
     pub mode: Mode,
     /// Whether the holder has released it, and the name is only reserved for what is left of its
@@ -41,13 +41,13 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Nothing known yet; fill in the fields.
+    /// A holder of which nothing is known.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// This process as the holder of `claim`, from now on. What backends store beside a lock.
+    /// This process as the holder of `claim` from now on, as backends store it beside a lock.
     #[must_use]
     pub fn of(claim: &Claim) -> Self {
         Self {

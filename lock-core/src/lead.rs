@@ -1,4 +1,4 @@
-//! Leading: a body that runs on one of many clients, for as long as that one holds the lock.
+//! Leader election: a body that runs on the client that holds the lock.
 
 use std::fmt;
 use std::future::Future;
@@ -11,16 +11,16 @@ use tokio_util::sync::CancellationToken;
 use crate::held::Held;
 use crate::{FencingToken, LockError, LockGuard, LockName, LockRequest, LossSignal};
 
-/// Between the attempts of a campaign while the server cannot be asked, and between short terms.
+/// Shortest and longest pause between attempts to acquire while the server fails, and between short terms.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
 impl LockRequest {
-    /// Leads while the lock is held: acquires it, runs `body` under it, and if the lock is lost, cancels `body` and begins again, after a pause
-    /// of at most 1.5 s. Returns what `body` returned, once it ends under the lock.
+    /// Acquires the lock and runs `body` under it. If the lock is lost, drops `body` and begins again, after a pause of at most 1.5 s. Returns
+    /// what `body` returned, once it has ended under the lock.
     ///
-    /// At most one client leads at a time, with the limits that hold for every lock: send [`Term::token`] with each write. A
-    /// leader that dies is replaced when its ttl is over.
+    /// One client leads at a time, within the limits of every lock: send [`Term::token`] with each write. A leader that dies is replaced when
+    /// its ttl is over.
     ///
     /// ```
     /// # async fn serve(token: fencelock::FencingToken) {}
@@ -31,8 +31,8 @@ impl LockRequest {
     ///
     /// # Errors
     ///
-    /// As when awaiting the request, except that failures that may pass are waited out, with pauses of up to 1 s, for as long as the
-    /// request may wait. [`LockError::Closed`] or [`LockError::Lost`] if the client is shut down.
+    /// As when awaiting the request, but failures that may pass are retried for as long as the request may wait.
+    /// [`LockError::Closed`] or [`LockError::Lost`] if the client is shut down.
     ///
     /// # Cancellation
     ///
@@ -47,8 +47,8 @@ impl LockRequest {
         led.ok_or_else(LockError::closed)
     }
 
-    /// As [`lead`](Self::lead), until `stop` has ended, as at a SIGTERM: a candidate leaves then and gets `None`, and a leader goes on to the end of
-    /// its body, which learns of it from [`Term::is_stopping`] or [`Term::stopping`].
+    /// As [`lead`](Self::lead), until `stop` has ended, as at a SIGTERM: a candidate then gets `None`, and a leader continues to the end of
+    /// its body, which can check [`Term::is_stopping`] or await [`Term::stopping`].
     ///
     /// ```
     /// # async fn step(token: fencelock::FencingToken) {}
@@ -117,7 +117,7 @@ impl LockRequest {
                 Err(lost) => return Err(lost),
             }
             drop(guard);
-            // Terms that end at once, as when each grant is taken away, must not follow each other without a pause.
+            // Terms that end at once must not follow each other without a pause.
             if core.clock.now().since(began) >= LAST_PAUSE {
                 pauses = Pauses(FIRST_PAUSE);
             }
@@ -137,8 +137,7 @@ impl LockRequest {
             match self.clone().without_linger().with_wait_since(started).await {
                 Err(error) if error.is_retryable() && !error.is_busy() && !self.is_over(started) => {
                     if !std::mem::replace(&mut told, true) {
-                        // Out of the count at once: a candidate may wait for days while the server answers, and what is counted as an
-                        // outage keeps later ones from being told.
+                        // Ended at once: a candidate may wait for days after it, and an outage hides later ones.
                         drop(core.outages.begin(&error));
                     }
                     self.pause(pauses.next()).await?;
@@ -159,8 +158,8 @@ impl Pauses {
     }
 }
 
-/// One term of a [leader](LockRequest::lead): from an acquisition of its lock to the end of that hold. A clone that is kept
-/// holds no lock, but keeps the client connected.
+/// One term of a [leader](LockRequest::lead), from an acquisition of its lock to the end of that hold. Clones hold no lock, but keep the
+/// client connected.
 #[derive(Clone)]
 pub struct Term {
     held: Arc<Held>,
@@ -168,7 +167,7 @@ pub struct Term {
 }
 
 impl Term {
-    /// Whether the stop that was given to [`lead_until`](LockRequest::lead_until) has ended: the body shall come to its end.
+    /// Returns whether the `stop` of [`lead_until`](LockRequest::lead_until) has ended: the body shall end, too.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.stopping.is_cancelled()
@@ -179,31 +178,31 @@ impl Term {
         self.stopping.cancelled().await;
     }
 
-    /// The fencing token of this term, higher than that of every term before.
+    /// Returns the fencing token of this term, higher than those of all terms before.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.held.token
     }
 
-    /// The name that is locked, with all scopes.
+    /// Returns the name that is locked, with all scopes.
     #[must_use]
     pub fn name(&self) -> &LockName {
         self.held.grant.claim.name()
     }
 
-    /// Whether the term still goes on. See [`LockGuard::is_held`].
+    /// Returns whether the term goes on. See [`LockGuard::is_held`].
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.held.is_held()
     }
 
-    /// A signal that tells when and why the term has ended.
+    /// Returns a signal that tells when and why the term has ended.
     #[must_use]
     pub fn lost(&self) -> LossSignal {
         self.held.signal()
     }
 
-    /// Cancelled as soon as the term has ended. See [`LockGuard::cancellation_token`].
+    /// Returns a token that is cancelled when the term has ended. See [`LockGuard::cancellation_token`].
     #[must_use]
     pub fn cancellation_token(&self) -> CancellationToken {
         self.held.cancellation_token()

@@ -1,4 +1,4 @@
-//! What must be kept alive for locks to be held.
+//! Leases.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use crate::{Claim, LossReason, Revocation, Revoker, Stamp};
 
-/// What keeps locks alive on the server: renewed at a third of its ttl, believed in until its deadline.
+/// What keeps locks at the server: the client renews it at a third of its ttl, and counts on it until its deadline.
 ///
-/// A backend makes one per lock ([`Lease::for_claim`]) or one that many locks share ([`Lease::shared`]). Clones are the
-/// same lease.
+/// A backend makes one per lock ([`Lease::for_claim`]) or one that many locks share ([`Lease::shared`]). Clones are the same lease.
 ///
 /// **Invariant.** The deadline is the *send* time of the last refresh that the server acknowledged, plus the ttl
 /// granted, less an allowance for drift between the clocks (ttl/100 + 2 ms). The server started to count no earlier than
@@ -95,7 +94,7 @@ impl Lease {
         Stamp::from_nanos(self.0.deadline.load(Ordering::Acquire))
     }
 
-    /// Whether the lease can be believed in at `now`.
+    /// Returns whether the server keeps the lease at `now`, as far as the client knows.
     #[must_use]
     pub fn is_valid(&self, now: Stamp) -> bool {
         now < self.deadline() && self.0.revocation.reason().is_none()

@@ -13,26 +13,22 @@ use crate::guard::{LockGuard, first_loss, run_while_held};
 use crate::request::{LockRequest, release_held, sets_as_a_lock_request};
 use crate::{FencingToken, InvalidName, LockError, LockName, Locks, LossReason, Renew};
 
-/// Several locks that are asked for together: set what matters, then await it.
+/// A request for several locks: set what matters, then await it. Made by [`Locks::lock_all`].
 ///
-/// Made by [`Locks::lock_all`]. Nothing happens before it is awaited. Dropping the future releases what it has so far.
-///
-/// What it sets holds for each of the locks, except the wait, which is one for all of them together: if one of the locks is still busy at its
-/// end, the request is.
+/// Nothing is sent before it is awaited. Its settings apply to each of the locks, except the wait, which is one for all of them together.
 #[must_use = "a lock request does nothing until it is awaited"]
 #[derive(Clone, Debug)]
 pub struct LockAllRequest {
     names: Result<Vec<LockName>, InvalidName>,
-    /// What each of the locks is asked for with.
+    /// The request for each of the locks, without its name.
     settings: LockRequest,
 }
 
 impl Locks {
-    /// Asks for the locks of all `names` at once: all or none. Set what matters on the request, then await it.
+    /// Returns a request for the locks of all `names`: all or none.
     ///
-    /// They are acquired one after the other, in an order that all clients share, so that requests with names in common never wait for
-    /// each other in a circle. Holding a lock of one request while awaiting another gives that up. A name that is given twice counts
-    /// once.
+    /// They are acquired one after the other, in an order that all clients share, so that requests cannot deadlock, unless a caller awaits one
+    /// while it holds locks of another. A name that is given twice counts once.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
@@ -48,12 +44,12 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// As when awaiting [`lock`](Self::lock), about the first name that could not be locked; [`LockError::Lost`] if one of them was lost while
-    /// the next one was waited for. None is held then.
+    /// As when awaiting [`lock`](Self::lock), about the first name that could not be locked; [`LockError::Lost`] if one of the locks was lost
+    /// during the wait for the next one. None is held then.
     ///
     /// # Cancellation
     ///
-    /// Dropping the future releases what it has so far, in the background.
+    /// Dropping the future releases, in the background, the locks that it has acquired.
     pub fn lock_all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> LockAllRequest {
         let names = names.into_iter().map(|name| self.full_name(name.as_ref())).collect();
         LockAllRequest {
@@ -72,8 +68,7 @@ impl LockAllRequest {
         self
     }
 
-    /// Runs `body` under all of the locks and releases them afterwards. The body is cancelled, at its next await, as soon as one of them is
-    /// lost.
+    /// Runs `body` under all of the locks and releases them afterwards. If one is lost, `body` is dropped at its next await.
     ///
     /// # Errors
     ///
@@ -95,7 +90,7 @@ impl LockAllRequest {
         let names = self.names?;
         let locks = &self.settings.locks;
         let started = locks.core.clock.now();
-        // In the same order everywhere, so that no two requests wait for each other; and each once, as the second would wait for the first.
+        // Each once, and in the same order everywhere, so that no two requests wait for each other.
         let names: BTreeSet<_> = names.into_iter().collect();
         let mut all = LockGuards {
             locks: locks.clone(),
@@ -103,7 +98,7 @@ impl LockAllRequest {
         };
         for name in names {
             let request = self.settings.for_name(name, started);
-            // The loss of a lock that is held so far ends the request, instead of a grant of locks of which one is lost.
+            // The loss of a lock that is held so far ends the request.
             let next = run_while_held(&all.guards, request.into_future()).await?;
             all.guards.push(next.map_err(|error| match self.settings.waits() {
                 true => error.after(locks.core.clock.now().since(started)),
@@ -123,46 +118,43 @@ impl IntoFuture for LockAllRequest {
     }
 }
 
-/// Several locks that are held together. Lost as a whole when one of them is lost; the others stay held until this is released or dropped,
-/// so that a body that is coming to its end is still alone with them.
-///
+/// Several locks that are held together. They count as lost when one of them is lost; the others stay held until this is released or dropped.
 /// Dropping it releases all in the background.
 #[must_use = "dropping guards releases their locks at once"]
 pub struct LockGuards {
-    /// Whose scope the names are spelt in.
+    /// The scope of the names.
     locks: Locks,
     guards: Vec<LockGuard>,
 }
 
 impl LockGuards {
-    /// The fencing token of the name, spelt as for [`Locks::lock_all`]; none if it is not among these.
-    ///
-    /// Each lock has a token of its own. Send that of the resource that is written to.
+    /// Returns the fencing token of the name, spelt as for [`Locks::lock_all`]; `None` if it is not among these. Each lock has its own token:
+    /// send that of the resource that is written to.
     #[must_use]
     pub fn token(&self, name: impl AsRef<str>) -> Option<FencingToken> {
         let name = self.locks.full_name(name.as_ref()).ok()?;
         self.iter().find(|(held, _)| **held == name).map(|(_, token)| token)
     }
 
-    /// The names, with all scopes, and their fencing tokens.
+    /// Returns the names, with all scopes, and their fencing tokens.
     pub fn iter(&self) -> impl Iterator<Item = (&LockName, FencingToken)> {
         self.guards.iter().map(|guard| (guard.name(), guard.token()))
     }
 
-    /// Whether all of them can still be believed in. See [`LockGuard::is_held`].
+    /// Returns whether all of them are held. See [`LockGuard::is_held`].
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.guards.iter().all(LockGuard::is_held)
     }
 
-    /// How long all of them are certain to be held if they are not renewed from now on. See [`LockGuard::remaining`].
+    /// Returns how long all of them stay held without another renewal. See [`LockGuard::remaining`].
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let remaining = self.guards.iter().map(LockGuard::remaining);
         remaining.min().unwrap_or(Duration::MAX)
     }
 
-    /// Waits until one of them is lost, and tells which one and why. Never, if there are none. Cancellation-safe.
+    /// Waits until one of them is lost, and returns its name and the reason. Never completes without locks. Cancellation-safe.
     pub async fn lost(&self) -> (LockName, LossReason) {
         let (at, reason) = first_loss(self.guards.iter().map(LockGuard::lost)).await;
         (self.guards[at].name().clone(), reason)
@@ -177,18 +169,17 @@ impl LockGuards {
         run_while_held(&self.guards, work).await
     }
 
-    /// Releases all of them and waits for the server's answers.
+    /// Releases all of them, at once, and waits for the responses of the server.
     ///
     /// # Errors
     ///
-    /// [`LockError::Lost`] if one had been lost before; else [`LockError::Unavailable`] if the server did not answer. The releases are
-    /// tried again in the background.
+    /// [`LockError::Lost`] if one had been lost before; else [`LockError::Unavailable`] if the server did not respond. The releases are
+    /// retried in the background.
     ///
     /// # Cancellation
     ///
-    /// Dropping the future stops no release that has begun; the others begin in the background.
+    /// Dropping the future stops no release.
     pub async fn release(self) -> Result<(), LockError> {
-        // All at once: the releases take the time of the slowest.
         let releases = self.guards.into_iter().map(release_held);
         let failures = join_all(releases).await.into_iter().filter_map(Result::err);
         // A loss comes first.

@@ -1,4 +1,4 @@
-//! What users hold: a client for locks.
+//! The client.
 
 use std::sync::{Arc, Weak};
 
@@ -12,7 +12,7 @@ use crate::{
 
 type Backend = Arc<dyn DistributedLock>;
 
-/// A client for locks. Cheap to clone; all clones and scopes share one connection, one queue and one watchdog.
+/// A client for locks. Clones are cheap and share everything: connections, queues and renewals.
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,8 +26,7 @@ type Backend = Arc<dyn DistributedLock>;
 /// # Ok(()) }
 /// ```
 ///
-/// Nothing here needs the caller to be on a particular runtime: the work is done on a background thread (or where
-/// [`Options::runtime`] says), and the futures only wait for it.
+/// The futures need no runtime: the work is done on a background thread, or on the runtime of [`Options::runtime`].
 ///
 /// A client belongs to the process that made it. Connect after a `fork`: in the child its operations fail at once with
 /// [`LockError::Configuration`], and dropping it touches nothing.
@@ -38,13 +37,13 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// A client of that backend. One client per backend object: its queue is what keeps two tasks from claiming the same
-    /// name through one session.
+    /// Returns a client of that backend, with default options. A backend object must have one client, whose queue keeps two tasks from claiming
+    /// one name through one session.
     pub fn new(backend: impl DistributedLock) -> Self {
         Self::with_options(backend, Options::new())
     }
 
-    /// A client of that backend that behaves as `options` say.
+    /// Returns a client of that backend with these options.
     pub fn with_options(backend: impl DistributedLock, options: Options) -> Self {
         let core = Arc::new(ClientInner::new(backend, options));
         if !core.linger.is_zero() {
@@ -53,8 +52,8 @@ impl Locks {
         Self { core, scope: None }
     }
 
-    /// A view in which every name has `scope` and a `/` in front. Scopes nest like folders: `a` within it is the same
-    /// lock as `scope/a` outside.
+    /// Returns a view in which every name is prefixed with `scope` and a `/`. Scopes nest like folders: `a` in the view is the same lock as
+    /// `scope/a` outside.
     #[must_use]
     pub fn scoped(&self, scope: impl AsRef<str>) -> Self {
         let scope = match &self.scope {
@@ -67,8 +66,8 @@ impl Locks {
         }
     }
 
-    /// Who holds the lock now, as far as the server can tell: the first one of [`holders`](Self::holders), and the only one unless the lock is
-    /// [shared](crate::LockRequest::shared) or a [semaphore](Self::semaphore).
+    /// Returns the first of the [`holders`](Self::holders): the only one unless the lock is [shared](crate::LockRequest::shared) or a
+    /// [semaphore](Self::semaphore).
     ///
     /// # Errors
     ///
@@ -77,7 +76,7 @@ impl Locks {
         Ok(self.holders(name).await?.into_iter().next())
     }
 
-    /// All that hold the lock now, as far as the server can tell. By the time the caller reads it, the lock may have other holders.
+    /// Returns the present holders of the lock, as far as the server knows them. They may have changed by the time that the caller reads them.
     ///
     /// # Errors
     ///
@@ -89,10 +88,9 @@ impl Locks {
         Ok(self.all_seen_from_here(holders))
     }
 
-    /// Everything that is held under names that start with `prefix`, in the order of their names.
+    /// Returns the holders of all names that start with `prefix`, in the order of the names.
     ///
-    /// The backend reads it in pages. Each page must be answered within [`Options::op_timeout`]; the call takes as long as
-    /// there are pages. Dropping the future ends it.
+    /// The backend reads them in pages, each within [`Options::op_timeout`]; the call ends after the last page. Dropping the future ends it.
     ///
     /// # Errors
     ///
@@ -110,8 +108,8 @@ impl Locks {
         Ok(self.all_seen_from_here(holders))
     }
 
-    /// Takes the lock away from all that hold it, and returns them; none if the lock was free. A holder learns of it at its next renewal at
-    /// the latest; until then only the fencing token protects the resource.
+    /// Ends the lock of all its holders, and returns them; none if the lock was free. A holder learns it at its next renewal at the latest;
+    /// until then only the fencing token protects the resource.
     ///
     /// # Errors
     ///
@@ -127,11 +125,10 @@ impl Locks {
     /// Releases the lock if the acquisition `owner` holds it, as [`LockGuard::owner`](crate::LockGuard::owner) gives it. A later acquisition is not harmed.
     /// Returns whether `owner` held the lock until now.
     ///
-    /// It is for a supervisor that outlives the process that holds the lock, and frees the lock before its ttl is over. Call it when
-    /// that process has ended and so has all that the lock protects. It also ends what the acquisition has
-    /// [reserved](crate::LockRequest::at_least), except on Postgres. A guard that is still there learns of the release at its next
-    /// renewal at the latest. On Postgres only the client that acquired the lock can release it in this way, and the server frees the
-    /// lock as soon as that client's connection ends.
+    /// For a supervisor that frees the lock of a process that has ended before its ttl is over; all that the lock protects must have ended,
+    /// too. It also ends what the acquisition has [reserved](crate::LockRequest::at_least), except on Postgres. A guard that still exists
+    /// learns it at its next renewal at the latest. On Postgres only the client that acquired the lock can release it in this way; the
+    /// server frees the lock when that client's connection ends.
     ///
     /// # Errors
     ///
@@ -148,7 +145,7 @@ impl Locks {
         Ok(self.ask("release", name, request).await? == Released::Released)
     }
 
-    /// Sends a request about the lock of that name.
+    /// Sends a request about that name.
     async fn ask<T, F>(
         &self,
         operation: &'static str,
@@ -164,7 +161,7 @@ impl Locks {
         answer.map_err(|error| error.of(&name))
     }
 
-    /// The product and version of the server, and its settings that put locks at risk.
+    /// Returns the product and version of the server, and warnings about its settings.
     ///
     /// # Errors
     ///
@@ -176,25 +173,23 @@ impl Locks {
             .await
     }
 
-    /// Ends the client, for all its clones: requests under way end with [`LockError::Closed`], held locks are lost with
-    /// [`LossReason::Shutdown`](crate::LossReason::Shutdown), and everything is released on the server before this returns. Calling it again
-    /// waits for the same end. Dropping the future does not stop it.
+    /// Ends the client with all its clones: requests end with [`LockError::Closed`], held locks are lost with
+    /// [`LossReason::Shutdown`](crate::LossReason::Shutdown), and all of them are released before this returns. A second call waits for the
+    /// same end. Dropping the future does not stop the shutdown.
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`] if not everything could be released; the server frees the rest when its ttl is over.
-    /// [`LockError::Configuration`] if the runtime given in [`Options::runtime`] has ended: nothing is left to release then, and what the backend keeps
-    /// outside of that runtime ends with the last clone of the client.
+    /// [`LockError::Unavailable`] if not all locks could be released; the server frees the rest when their ttl is over.
+    /// [`LockError::Configuration`] if the runtime of [`Options::runtime`] has ended: nothing is left to release then, and what the backend
+    /// keeps outside of that runtime ends with the last clone of the client.
     pub async fn shutdown(&self) -> Result<(), LockError> {
         self.core.shut_down().await
     }
 
-    /// Waits for the releases of this client and its clones that are under way: of dropped guards, and of requests that were dropped. The
-    /// client goes on; what is released after the call is not waited for. In a forked child it returns at once.
+    /// Waits until the guards and requests of this client that were dropped before the call are released. In a forked child it returns at once.
     ///
-    /// A release that fails is tried again until the ttl is over, or for as long as the request would have
-    /// [reserved](crate::LockRequest::at_least) the name, and `drain` waits as long. To wait for less, put it into
-    /// `tokio::time::timeout`.
+    /// A release that fails is retried until the ttl is over, or for as long as the request would have
+    /// [reserved](crate::LockRequest::at_least) the name, and `drain` waits as long. `tokio::time::timeout` limits it.
     ///
     /// A program that returns from `main` or calls [`std::process::exit`] waits for releases by itself, for at most half a second.
     ///
@@ -216,13 +211,13 @@ impl Locks {
         self.core.drain().await;
     }
 
-    /// What the client has done so far.
+    /// Returns the counters of the client.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.core.stats.snapshot()
     }
 
-    /// What the backend can do.
+    /// Returns what the backend can do.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         self.core.capabilities.clone()
@@ -243,7 +238,7 @@ impl Locks {
         holders.into_iter().map(|holder| self.seen_from_here(holder)).collect()
     }
 
-    /// The holder with its name as this scope would spell it.
+    /// The holder with its name relative to this scope.
     pub(crate) fn seen_from_here(&self, mut holder: Holder) -> Holder {
         let inner = |name: &LockName| {
             let rest = name.as_str().strip_prefix(self.scope.as_deref()?)?;

@@ -1,4 +1,4 @@
-//! The backend in memory: the whole contract for clients of one store in one process, and for tests.
+//! The backend in memory, for one process and for tests.
 
 mod store;
 
@@ -16,10 +16,10 @@ use crate::{
 };
 use store::{Client, State, Store};
 
-/// Locks in memory, with queues, tokens and leases like those of a server.
+/// Backend in memory, with queues, tokens and leases like those of a server.
 ///
-/// [`expire`](Self::expire), [`steal`](Self::steal) and [`set_reachable`](Self::set_reachable) let a unit test see what its code does when a
-/// lock is lost or the server is out of reach. Keep a [`client`](Self::client) of the store for that:
+/// With [`expire`](Self::expire), [`steal`](Self::steal) and [`set_reachable`](Self::set_reachable) a unit test takes a lock away or makes the
+/// server unreachable. Keep a [`client`](Self::client) of the store for that:
 ///
 /// ```
 /// use fencelock::{Locks, LossReason, MemoryLock};
@@ -34,8 +34,8 @@ use store::{Client, State, Store};
 /// # Ok(()) }
 /// ```
 ///
-/// Leases end by the clock of the system, also in a test whose tokio time is paused: there, waits and renewals take no real time, so
-/// a ttl does not pass. A clock that the test moves by hand makes it pass:
+/// Leases end by the clock of the system, also in a test whose tokio time is paused: there, waits and renewals take no real time, and
+/// a ttl never passes. A manual clock makes it pass:
 ///
 /// ```
 /// use std::time::Duration;
@@ -77,7 +77,7 @@ impl MemoryLock {
         }
     }
 
-    /// Another client of the same store, as another process would be of the same server.
+    /// Another client of the same store, as of another process.
     pub fn client(&self) -> Self {
         self.client_that(self.client.shares_leases)
     }
@@ -94,20 +94,20 @@ impl MemoryLock {
         }
     }
 
-    /// Ends the lock as if its ttl were over. All its holders are told at once. False if it was not held.
+    /// Ends the lock as if its ttl were over. Its holders learn it at once. Returns false if it was not held.
     pub fn expire(&self, name: &LockName) -> bool {
         let ended = self.store.with(|state, now| state.free(name, LossReason::Expired, now));
         !ended.is_empty()
     }
 
-    /// Gives the lock to a stranger, who keeps it for as long as its holder would have, in the same mode. All its holders are told at once.
-    /// Returns the stranger's token; `None` if it was not held.
+    /// Gives the lock to another owner, for the ttl and in the mode of its holder. Its holders learn it at once. Returns the token of the new
+    /// owner; `None` if the lock was not held.
     pub fn steal(&self, name: &LockName) -> Option<FencingToken> {
         self.store.with(|state, now| state.steal(name, now))
     }
 
-    /// Makes every request of every client of the store fail with [`LockError::Unavailable`], as if the server were out of reach, until it is
-    /// called with `true`. Waits that have begun go on.
+    /// With `false`, makes all requests of all clients of the store fail with [`LockError::Unavailable`], until it is called with `true`. Waits
+    /// that have begun go on.
     ///
     /// ```
     /// use fencelock::{LockError, Locks, MemoryLock};
@@ -122,8 +122,8 @@ impl MemoryLock {
     /// # Ok(()) }
     /// ```
     ///
-    /// A request that waits asks again until its wait is over, or for [`Options::op_timeout`](crate::Options::op_timeout): give one of a few
-    /// milliseconds to tests whose time is real.
+    /// A request that waits is retried until its wait is over, or for [`Options::op_timeout`](crate::Options::op_timeout): set one of a few
+    /// milliseconds in tests with real time.
     pub fn set_reachable(&self, reachable: bool) {
         self.store.is_out_of_reach.store(!reachable, Ordering::SeqCst);
     }
@@ -134,7 +134,7 @@ impl MemoryLock {
         self.store.with(|state, _| state.waiters())
     }
 
-    /// Does what a request asks for, unless a test has made the store unreachable.
+    /// Does the work of a request, unless a test has made the store unreachable.
     fn request<T>(&self, operation: &'static str, work: impl FnOnce(&mut State, Stamp) -> T) -> Result<T, LockError> {
         if self.store.is_out_of_reach.load(Ordering::SeqCst) {
             let message = "the store is out of reach: MemoryLock::set_reachable";

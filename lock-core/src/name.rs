@@ -1,4 +1,4 @@
-//! What is locked.
+//! Names of locks.
 
 use std::fmt;
 use std::str::FromStr;

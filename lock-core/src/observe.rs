@@ -14,7 +14,7 @@ use futures_util::stream::StreamExt;
 use crate::{Holder, InvalidName, LockError, LockName, Locks, Stamp};
 
 impl Locks {
-    /// Observes who holds the lock: the leader, if it is one that clients [lead](crate::LockRequest::lead) with.
+    /// Observes who holds the lock, such as the [leader](crate::LockRequest::lead).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
@@ -34,10 +34,9 @@ impl Locks {
     /// # Ok(()) }
     /// ```
     ///
-    /// Nothing happens before [`Observation::next`] is awaited. From then on the server is asked once a second, or as
+    /// Nothing is sent before [`Observation::next`] is awaited. From then on the server is asked once a second, or as often as
     /// [`Observation::every`] says. A leader that died is shown until its lease is over, on Redis and SQLite until what it has
-    /// [reserved](crate::LockRequest::at_least) is over. While a lock goes from one holder of a client to the next without a request, the server
-    /// shows one holder.
+    /// [reserved](crate::LockRequest::at_least) is over. Holders of one client that follow each other without a request are shown as one.
     #[must_use]
     pub fn observe(&self, name: impl AsRef<str>) -> Observation {
         Observation {
@@ -73,13 +72,12 @@ impl Leadership {
     }
 }
 
-/// The holders of a lock, one after the other: a [`Stream`]. Made by [`Locks::observe`].
+/// [`Stream`] of the holders of a lock, one after the other. Made by [`Locks::observe`].
 ///
-/// It shows what was true a moment ago: never base a write on it, only the token of the writer's own grant.
+/// An item may be outdated when it is read: never base a write on it, only on the token of the writer's own grant.
 ///
-/// The first item is the present holder; each further one is another holder, or an error. A holder that has come and gone between two looks is
-/// skipped. After an error that is [worth a retry](LockError::is_retryable) the server is asked again when the next look is due: what
-/// was shown before may not be true any more. After any other error the stream ends.
+/// The first item is the present holder; each further one is another holder, or an error. A holder that has come and gone between two requests
+/// is skipped. After an error that is [worth a retry](LockError::is_retryable) the stream continues; after any other it ends.
 pub struct Observation {
     name: Result<LockName, InvalidName>,
     locks: Locks,
@@ -93,12 +91,12 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// The time between two looks unless [`every`](Self::every) says otherwise: 1 s.
+    /// Time between two requests unless [`every`](Self::every) sets another one: 1 s.
     pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(1);
-    /// The shortest possible: 10 ms.
+    /// Shortest time between two requests: 10 ms.
     pub const MIN_INTERVAL: Duration = Duration::from_millis(10);
 
-    /// Asks the server that often, and at least [`MIN_INTERVAL`](Self::MIN_INTERVAL) apart.
+    /// Sets the time between two requests, at least [`MIN_INTERVAL`](Self::MIN_INTERVAL).
     #[must_use]
     pub fn every(mut self, interval: Duration) -> Self {
         self.interval = interval.max(Self::MIN_INTERVAL);
@@ -109,7 +107,7 @@ impl Observation {
     ///
     /// # Errors
     ///
-    /// [`LockError::NotSupported`] where the backend cannot tell holders, [`LockError::Unavailable`] if it failed or has not answered within
+    /// [`LockError::NotSupported`] where the backend cannot tell holders, [`LockError::Unavailable`] if it failed or has not responded within
     /// [`Options::op_timeout`](crate::Options::op_timeout).
     ///
     /// # Cancellation
@@ -130,7 +128,7 @@ impl Observation {
             }
             let (looks, asked) = (Arc::clone(&core), name.clone());
             let holders = core.call("asking who holds a lock", async move {
-                // The limit of the call counts from here on, also for those that wait for their turn. The semaphore is never closed.
+                // The limit of the call includes the wait for the turn. The semaphore is never closed.
                 let _turn = looks.looks.acquire().await.ok();
                 looks.backend.holders(&asked).await
             });

@@ -1,4 +1,4 @@
-//! How a client behaves.
+//! Options of a client.
 
 use std::time::Duration;
 
@@ -57,42 +57,39 @@ impl Options {
         self
     }
 
-    /// Runs everything on that runtime instead of the background thread. Saves a switch of threads per call. If the
-    /// runtime is blocked, renewals are late. If it ends, the client ends with it: locks are lost with
+    /// Does all work on that runtime instead of the background thread, which saves a switch of threads per call. If the runtime is blocked,
+    /// renewals are late. If it ends, the client ends with it: locks are lost with
     /// [`LossReason::RuntimeEnded`](crate::LossReason::RuntimeEnded), or [`Revoked`](crate::LossReason::Revoked) where a lock ends with its
-    /// connection (Postgres), and requests fail with [`LockError::Configuration`].
-    ///
-    /// In a forked child it must be a runtime of the child: an inherited one has no threads there.
+    /// connection (Postgres), and requests fail with [`LockError::Configuration`]. A forked child needs a runtime of its own.
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self
     }
 
-    /// Keeps a lock that is released, and that no task of this client waits for, for the next task of this client that asks for it. Neither
-    /// needs a request then. For names that one process uses again and again. Zero by default: every lock goes back to the server.
+    /// Keeps a lock that is released without a waiter in this client for the next task of this client that requests it: neither the release nor
+    /// the next acquisition needs a request to the server. For names that one process uses again and again. Zero by default.
     ///
-    /// Waiters of other clients wait for that much longer, at most: it counts from the first release after which no task here waits. The
-    /// longest is a third of the ttl, and 100 ms on backends that are not [fair](crate::Capabilities::fair). Each holder has a token of its own, from a
-    /// block that came with the grant. The lock goes back to the server when that is used up, when its lease is not renewed in time, and when
-    /// a request asks for another ttl or label. Never kept are locks of [`lead`](crate::LockRequest::lead), with [`at_least`](crate::LockRequest::at_least)
-    /// or [`Renew::Never`](crate::Renew::Never), those whose [`owner`](crate::LockGuard::owner) was asked for, and all where the server grants no blocks
-    /// (Redlock).
+    /// Other clients wait longer by at most this time, counted from the first release without a waiter. It is at most a third of the ttl, and
+    /// 100 ms on backends that are not [fair](crate::Capabilities::fair). Each holder has its own token, from a block that came with the grant.
+    /// The lock is released at the server when the block is used up, when its lease is not renewed in time, and when a request has another
+    /// ttl or label. Never kept are locks of [`lead`](crate::LockRequest::lead), with [`at_least`](crate::LockRequest::at_least) or
+    /// [`Renew::Never`](crate::Renew::Never), those whose [`owner`](crate::LockGuard::owner) was read, and all where the server grants no
+    /// blocks (Redlock).
     ///
-    /// If the server takes a lock away that is kept, the next holder here may learn of it at its first renewal only, as any holder would. Its
-    /// token is lower than those granted since, and a fence refuses it.
+    /// If the server frees a lock that is kept, the next holder may learn it at its first renewal only. Its token is lower than those granted
+    /// since, and a fence refuses it.
     ///
-    /// [`Locks::holder`](crate::Locks::holder) shows a lock that is kept as held. To other clients it is a lock: a request for its name as a [semaphore](crate::Locks::semaphore) is
-    /// [`LockError::InvalidMode`] meanwhile. [`Locks::shutdown`](crate::Locks::shutdown), [`Locks::drain`](crate::Locks::drain) and the end of `main` release it, the last of
-    /// them if the client works on the background thread. Dropping the client does not, before its time is over.
+    /// For other clients a lock that is kept is held. [`Locks::shutdown`](crate::Locks::shutdown), [`Locks::drain`](crate::Locks::drain) and
+    /// the end of `main` release it, the last of them if the client works on the background thread. Dropping the client does not, before its
+    /// time is over.
     pub fn linger(mut self, length: Duration) -> Self {
         self.linger = length;
         self
     }
 
-    /// A client that only looks at locks: [`holder`](crate::Locks::holder), [`list`](crate::Locks::list) and
-    /// [`server_info`](crate::Locks::server_info) work, and what would take or release a lock is a
-    /// [`LockError::Configuration`]. On SQLite it makes no file and writes to none, on Postgres it makes no schema, and it
-    /// needs rights to read only: each backend's documentation lists them.
+    /// Makes a client that only reads: [`holder`](crate::Locks::holder), [`list`](crate::Locks::list) and
+    /// [`server_info`](crate::Locks::server_info) work, and acquiring or releasing a lock is a [`LockError::Configuration`]. It needs only
+    /// rights to read, which each backend's documentation lists, and creates no file (SQLite) and no schema (Postgres).
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
         self

@@ -6,23 +6,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use uuid::Uuid;
 
-/// Names one acquisition, not a process or a client: a v4 UUID, made anew before anything is sent, from random bits that are drawn for each client.
-///
-/// Because every acquisition has its own owner, a stale guard can never release or renew what its successor holds.
+/// Identifier of one acquisition: a v4 UUID. Each acquisition has a new one, so a stale guard can never release or renew what its successor
+/// holds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct OwnerId(Uuid);
 
 impl OwnerId {
-    /// A fresh, random owner.
+    /// A new, random identifier.
     #[must_use]
     pub fn random() -> Self {
         Self(Uuid::new_v4())
     }
 
-    /// Another owner for each count. Both halves of it are others too, as backends make shorter identifiers of them.
+    /// A different identifier for each count. Both halves differ, as backends make shorter identifiers of them.
     fn varied(self, count: u64) -> Self {
-        // All but those that say which kind of UUID it is.
+        // All bits but those of the version and the variant.
         const HIGH: u64 = !0xf000;
         const LOW: u64 = u64::MAX >> 2;
         // Odd, so no two counts have the same product: 2^64 divided by the golden ratio.
@@ -41,8 +40,8 @@ impl OwnerId {
     }
 }
 
-/// Makes the owners of one client: a random one, and variations of it, which saves a system call for each lock. They are no secrets. A forked
-/// child cannot use it, so that no two processes have the same.
+/// Makes the identifiers of one client: a random one, and variations of it, which saves a system call for each lock. They are no secrets. A
+/// forked child cannot use the client, so no two processes have the same.
 #[derive(Debug)]
 pub(crate) struct Owners {
     first: OwnerId,

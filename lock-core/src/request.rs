@@ -1,4 +1,4 @@
-//! How a lock is asked for.
+//! Requests for one lock.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -13,10 +13,10 @@ use crate::locks::Locks;
 use crate::process::block_on;
 use crate::{Holder, InvalidName, LockError, LockName, Mode, Stamp};
 
-/// A lock that is asked for: set what matters, then await it.
+/// A request for a lock: set what matters, then await it. Made by [`Locks::lock`].
 ///
-/// Made by [`Locks::lock`]. Nothing happens before it is awaited. It owns what it needs: the future is `Send` and
-/// `'static`. Dropping the future cancels the request, even if it has already been sent.
+/// Nothing is sent before it is awaited. The future is `Send` and `'static`. Dropping the future cancels the request, even if it has already
+/// been sent.
 #[must_use = "a lock request does nothing until it is awaited"]
 #[derive(Clone, Debug)]
 pub struct LockRequest {
@@ -52,18 +52,15 @@ macro_rules! sets_as_a_lock_request {
 pub(crate) use sets_as_a_lock_request;
 
 impl Locks {
-    /// Asks for a lock. Set what matters on the request, then await it.
-    ///
-    /// A name that is not usable is an error when the request is awaited.
+    /// Returns a request for a lock. A name that is not usable is an error when the request is awaited.
     pub fn lock(&self, name: impl AsRef<str>) -> LockRequest {
         LockRequest::new(self.clone(), self.full_name(name.as_ref()))
     }
 
-    /// The lock if it is free now, otherwise `None`. Does not wait for a holder, but does wait for the answer of a
-    /// request for the same name that another task of this client has under way.
+    /// Acquires the lock if it is free now, otherwise returns `None`. Does not wait for a holder, but waits for the response to a request
+    /// for the same name that another task of this client has sent.
     ///
-    /// Locks are not re-entrant: the name of a lock that is held is busy for its own holder too. Dropping the future
-    /// takes the request back.
+    /// Locks are not re-entrant: the name of a lock that is held is busy for its own holder too. Dropping the future cancels the request.
     ///
     /// # Errors
     ///
@@ -79,49 +76,47 @@ impl LockRequest {
         Self { locks, name, options }
     }
 
-    /// How long the server keeps the lock after the last sign of life of its holder. 30 s unless set here or in
-    /// [`Options`](crate::Options). Renewed at a third of it, so a longer ttl costs nothing but patience after a crash.
+    /// Sets how long the server keeps the lock after its last renewal. 30 s unless set here or in [`Options`](crate::Options). The client
+    /// renews the lock at a third of the ttl, so a longer ttl only means that others wait longer after a crash.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self
     }
 
-    /// Waits at most that long: for a lock that others hold, and for a server that cannot be asked.
+    /// Limits the wait: for a lock that others hold, and for a server that does not respond.
     ///
-    /// What may pass, such as a server that is not reachable, starting or without a leader, is asked again until the wait is over; then it is
-    /// [`LockError::Unavailable`]. What only a person can mend, such as wrong credentials, ends the wait at once; if this client was
-    /// connected before, refused credentials may pass too. The first answer of the server gets at least 1 s, or
-    /// [`Options::op_timeout`](crate::Options::op_timeout) if that is less, so that a server that answers late is told from a lock that is
-    /// busy.
+    /// Failures that may pass, such as a server that is unreachable, starting or without a leader, are retried until the wait is over; then the
+    /// request fails with [`LockError::Unavailable`]. Failures that need a person, such as wrong credentials, end the wait at once, except
+    /// for credentials that are refused to a client that was connected before. The first response may take at least 1 s, or
+    /// [`Options::op_timeout`](crate::Options::op_timeout) if that is less, to tell a slow server from a busy lock.
     pub fn wait_for(mut self, limit: Duration) -> Self {
         self.options.wait = Some(limit);
         self
     }
 
-    /// Waits as long as it takes for a lock that others hold. The default.
+    /// Waits without a limit for a lock that others hold. The default.
     ///
-    /// A server that has not answered yet is asked again for [`Options::op_timeout`](crate::Options::op_timeout); then the request fails
-    /// with [`LockError::Unavailable`]. Once the server has said that the lock is held, the wait goes on through every failure that may
-    /// pass.
+    /// A server that has not responded within [`Options::op_timeout`](crate::Options::op_timeout) ends the request with
+    /// [`LockError::Unavailable`]. After its first response the wait goes on through every failure that may pass.
     pub fn wait_forever(mut self) -> Self {
         self.options.wait = None;
         self
     }
 
-    /// Does not wait for a holder: busy is [`LockError::TimedOut`] with the server's first answer. That is waited for as long as one
-    /// request may take, [`Options::op_timeout`](crate::Options::op_timeout); a server that cannot be asked is an error at once. See also
+    /// Does not wait for a holder: the request ends with the first response, which may take
+    /// [`Options::op_timeout`](crate::Options::op_timeout), or with the first failure. A busy lock is [`LockError::TimedOut`]. See also
     /// [`Locks::try_lock`].
     pub fn no_wait(self) -> Self {
         self.wait_for(Duration::ZERO)
     }
 
-    /// A text for people, shown wherever the holder is shown; cut after [`Claim::MAX_LABEL`](crate::Claim::MAX_LABEL) bytes.
+    /// Sets a text that is shown with the holder, cut after [`Claim::MAX_LABEL`](crate::Claim::MAX_LABEL) bytes.
     pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
         self.options.label = Some(printable(&label.into()));
         self
     }
 
-    /// Asks for a lock that others may share: those who read what the lock protects exclude those who write it, and not each other.
+    /// Makes it a request for a shared lock: readers exclude writers, and not each other.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
@@ -136,26 +131,25 @@ impl LockRequest {
     /// # Ok(()) }
     /// ```
     ///
-    /// Where the server has a queue, it is first come, first served over both: a request for the lock as a whole keeps later ones for a share
-    /// out until it has been served. Give the guard's token to a fence that knows shares
-    /// ([`Fence::admit_shared`](crate::fence::Fence::admit_shared)): others refuse a reader as soon as a later one has been there.
+    /// Where the server has a queue, readers and writers are served in one order: a writer that waits keeps later readers out. Use the token
+    /// with [`Fence::admit_shared`](crate::fence::Fence::admit_shared): a fence that does not know shared locks refuses a reader after a later one.
     ///
-    /// A share cannot become the whole lock, as two that wait for each other's end would wait for ever: release it, lock, and read
-    /// again. The other way is [`LockGuard::downgrade`].
+    /// A shared lock cannot become an exclusive one, as two readers would wait for each other: release it, lock, and read again.
+    /// [`LockGuard::downgrade`] does the opposite.
     ///
-    /// [`LockError::NotSupported`] where the backend has no [shares](crate::Capabilities::shared), and with [`at_least`](Self::at_least).
+    /// [`LockError::NotSupported`] where the backend has no [shared locks](crate::Capabilities::shared), and with [`at_least`](Self::at_least).
     pub fn shared(self) -> Self {
         self.mode(Mode::Shared)
     }
 
-    /// Whether the lock is kept alive while it is held.
+    /// Sets whether the lock is renewed while it is held.
     pub fn renew(mut self, renew: Renew) -> Self {
         self.options.renew = renew;
         self
     }
 
-    /// Ends the lock that long after the grant, with [`LossReason::MaxHold`](crate::LossReason::MaxHold), even if its holder is alive. Zero is
-    /// [`LockError::Configuration`].
+    /// Limits how long the lock is held after the grant, even if its holder is alive: it is lost then, with
+    /// [`LossReason::MaxHold`](crate::LossReason::MaxHold). Zero is [`LockError::Configuration`].
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.options.max_hold = Some(limit);
         self
@@ -164,9 +158,8 @@ impl LockRequest {
     /// The longest time for [`at_least`](Self::at_least): 366 days.
     pub const MAX_AT_LEAST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-    /// Keeps the name taken for at least that long after the grant, even if the guard is released or lost before, or the process ends. For
-    /// jobs that a scheduler starts on many machines, so that a job that ends soon is not started again by a machine that is late:
-    /// what ShedLock calls `lockAtLeastFor`.
+    /// Reserves the name for that long after the grant, even if the guard is released or lost before, or the process ends. For jobs that a
+    /// scheduler starts on many machines: a machine that is late does not start the job again. ShedLock calls it `lockAtLeastFor`.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
@@ -180,20 +173,19 @@ impl LockRequest {
     /// # Ok(()) }
     /// ```
     ///
-    /// The time counts by the lock server from the moment when this request is granted, and costs one or two round trips more. Until it is over,
-    /// the name is busy for every client, and [`Locks::holder`] shows it as [reserved](crate::Holder::is_reserved) after the
-    /// release. [`Locks::force_release`] frees it. A request that is dropped or fails before it has returned the guard reserves nothing; if its
-    /// process ends at that moment, or its client is shut down while the server is out of reach, the name may stay reserved.
+    /// The server measures the time from the grant; it costs one or two round trips more. Until it is over, the name is busy for every client,
+    /// [`Locks::holder`] shows it as [reserved](crate::Holder::is_reserved) after the release, and [`Locks::force_release`] frees it. A
+    /// request that is dropped or fails before it has returned the guard reserves nothing, unless its process ends at that moment, or its
+    /// client is shut down while the server is out of reach.
     ///
-    /// What a reservation survives is written in the documentation of each backend. At most [`MAX_AT_LEAST`](Self::MAX_AT_LEAST): a
-    /// longer one is [`LockError::Configuration`]. [`LockError::NotSupported`] where the backend has no
-    /// [reservations](crate::Capabilities::reservations).
+    /// The documentation of each backend tells what a reservation survives. A time above [`MAX_AT_LEAST`](Self::MAX_AT_LEAST) is
+    /// [`LockError::Configuration`]. [`LockError::NotSupported`] where the backend has no [reservations](crate::Capabilities::reservations).
     pub fn at_least(mut self, length: Duration) -> Self {
         self.options.at_least = Some(length).filter(|length| !length.is_zero());
         self
     }
 
-    /// Blocks the thread until the lock is held or the wait is over. For code that is not asynchronous; otherwise await the request.
+    /// Blocks the thread until the lock is held or the request has failed, for code that is not asynchronous.
     ///
     /// ```
     /// # fn main() -> Result<(), fencelock::LockError> {
@@ -204,8 +196,8 @@ impl LockRequest {
     /// # Ok(()) }
     /// ```
     ///
-    /// The lock is renewed on the [background thread](crate::background()), whatever the thread of the caller does. The other calls of a client
-    /// block with any executor, as in `pollster::block_on(locks.holder("report"))`: none needs a runtime.
+    /// The lock is renewed on the [background thread](crate::background()). No other call of a client needs a runtime either: use any executor, as
+    /// in `pollster::block_on(locks.holder("report"))`.
     ///
     /// # Errors
     ///
@@ -213,15 +205,14 @@ impl LockRequest {
     ///
     /// # Panics
     ///
-    /// In a task of a runtime of tokio, as tokio's own blocking methods do, because the other tasks of its thread would stand still. Nothing is asked
-    /// for then. Threads of `tokio::task::spawn_blocking` may call it.
+    /// In a task of a tokio runtime, as tokio's own blocking methods do; nothing is sent then. Threads of `tokio::task::spawn_blocking` may
+    /// call it.
     #[track_caller]
     pub fn acquire_blocking(self) -> Result<LockGuard, LockError> {
         block_on(self.into_future())?
     }
 
-    /// Runs `body` under the lock and releases it afterwards. The body is cancelled, at its next await, as soon as the
-    /// lock is lost.
+    /// Runs `body` under the lock and releases it afterwards. If the lock is lost, `body` is dropped at its next await.
     ///
     /// ```
     /// # async fn example(locks: fencelock::Locks) -> Result<(), fencelock::LockError> {
@@ -231,9 +222,8 @@ impl LockRequest {
     ///
     /// # Errors
     ///
-    /// Whatever acquiring can end with; [`LockError::Lost`] if the lock was lost before the body ended. A body that
-    /// ended under the lock is never turned into an error because the release failed: the server frees the lock when
-    /// its ttl is over.
+    /// As when awaiting the request; [`LockError::Lost`] if the lock was lost before the body ended. A release that fails is no error: the
+    /// server frees the lock when its ttl is over.
     pub async fn with<F, T>(self, body: F) -> Result<T, LockError>
     where
         F: AsyncFnOnce(&LockGuard) -> T,

@@ -1,16 +1,14 @@
-//! Jobs that schedulers start on many machines, and that are to run on one of them.
+//! Scheduled jobs that run on one of many machines.
 
 use std::time::Duration;
 
 use crate::{LockError, LockGuard, Locks};
 
 impl Locks {
-    /// Runs `body` under the lock, unless another client runs it or has begun to less than nine tenths of `period` ago: then it returns
-    /// `None` at once.
+    /// Runs `body` under the lock. Returns `None` at once if another client runs it, or has begun to less than nine tenths of `period` ago.
     ///
-    /// For a job that schedulers such as cron start once per `period` on several machines. If their clocks, and the delays of their
-    /// schedulers, differ by less than a tenth of `period`, the job runs once per `period`, on the machine that is first. The tenth also
-    /// keeps a machine that is early from finding the run of the last period still in its way.
+    /// For a job that schedulers such as cron start once per `period` on several machines. If the starts on the machines differ by less than a
+    /// tenth of `period`, the job runs once per `period`, on the first machine.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
@@ -25,12 +23,12 @@ impl Locks {
     /// # Ok(()) }
     /// ```
     ///
-    /// On etcd times are rounded up to whole seconds and end up to half a second late, so a period below 30 s skips runs there; and each change
-    /// of etcd's leader begins the time anew, so a change after the first tenth of a period skips the next run.
+    /// On etcd times are rounded up to whole seconds and end up to half a second late, so a period below 30 s skips runs; and a change of etcd's
+    /// leader begins the time anew, so a change after the first tenth of a period skips the next run.
     ///
     /// It is short for [`no_wait`](crate::LockRequest::no_wait), [`at_least`](crate::LockRequest::at_least) with nine tenths of `period`, and
-    /// [`with`](crate::LockRequest::with). What `body` returns does not matter: a run that fails is not repeated within the period. A run
-    /// that takes longer than the period keeps the name, and the starts meanwhile are skipped.
+    /// [`with`](crate::LockRequest::with). A run that fails is not repeated within the period. A run that takes longer than the period keeps
+    /// the name, and the starts meanwhile are skipped.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Locks that a number of clients hold at once.
+//! Semaphores.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -11,8 +11,8 @@ use crate::request::{LockRequest, sets_as_a_lock_request};
 use crate::{LockError, LockGuard, LockName, Locks, LossSignal, Mode, OwnerId, ReleaseOutcome, Renew};
 
 impl Locks {
-    /// Asks for one of `permits` permits of a name: as many holders as that are admitted at once. For work that a resource bears in a limited number, such as
-    /// calls of an API that counts them.
+    /// Returns a request for one of `permits` permits of a name, which as many holders have at once. For work that a resource can do a limited
+    /// number of times at once, such as calls of an API.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
@@ -27,18 +27,18 @@ impl Locks {
     /// # Ok(()) }
     /// ```
     ///
-    /// A permit has no token: several are valid at once, and at a resource they would refuse each other. Everything else is as for a
-    /// [lock](Locks::lock): its ttl, its wait, renewal and loss.
+    /// A permit has no token: several are valid at once, and a resource would refuse the older ones. Its ttl, wait, renewal and loss are those
+    /// of a [lock](Locks::lock).
     ///
-    /// While a name is used as a semaphore, it has one number of permits: a request with another one, and a request for a lock of that name,
-    /// end with [`LockError::InvalidMode`]. [`LockError::NotSupported`] where the backend has no [permits](crate::Capabilities::permits), and
-    /// [`LockError::Configuration`] for no permit at all.
+    /// While a name is used as a semaphore, it has one number of permits: a request with another number, and a request for a lock of that name,
+    /// fail with [`LockError::InvalidMode`]. [`LockError::NotSupported`] where the backend has no [permits](crate::Capabilities::permits), and
+    /// [`LockError::Configuration`] for zero permits.
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> SemaphoreRequest {
         SemaphoreRequest(self.lock(name).mode(Mode::Permit { of: permits }))
     }
 }
 
-/// A request for a permit: set what matters, then await it. Made by [`Locks::semaphore`]; what it sets is documented at [`LockRequest`].
+/// A request for a permit: set what matters, then await it. Made by [`Locks::semaphore`]. [`LockRequest`] documents its settings.
 #[must_use = "a request does nothing until it is awaited"]
 #[derive(Clone, Debug)]
 pub struct SemaphoreRequest(LockRequest);

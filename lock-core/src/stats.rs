@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Makes [`Stats`] and its live side, [`Counters`].
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident: $counter:ty,)+) => {
-        /// What a client has done since it was made. Counted for all clones and scopes of one [`Locks`](crate::Locks) together.
+        /// Counters of a client since its creation, for all clones and scopes of one [`Locks`](crate::Locks) together.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         #[non_exhaustive]
@@ -40,9 +40,9 @@ counters! {
     timed_out: Counter,
     /// Requests that ended with any other error.
     failed: Counter,
-    /// Requests whose caller went away before they ended.
+    /// Requests whose future was dropped before they ended.
     cancelled: Counter,
-    /// Claims that were cleaned up because their caller went away or their outcome was unknown.
+    /// Claims that were released because their request was dropped or failed.
     abandoned: Counter,
     /// Locks that the server freed at a release, or that were handed over without a request.
     released: Counter,
@@ -54,7 +54,7 @@ counters! {
     renewal_errors: Counter,
     /// Releases that failed and were tried again.
     release_errors: Counter,
-    // The last three in the order in which a lock goes through them, so that it is missed in none.
+    // The last three in the order in which a lock passes through them: a reading misses none.
     /// Requests under way now.
     waiting: Arc<Counter>,
     /// Locks held now.

@@ -1,17 +1,16 @@
-//! The number that makes a stale holder harmless.
+//! Fencing tokens.
 
 use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
-/// A fencing token: every grant of a name carries a higher one than all grants of that name before it.
+/// Number of a grant, higher than those of all earlier grants of the name.
 ///
-/// Send it with every write; the resource refuses a token lower than the highest it has seen (see
-/// [`fence`](crate::fence)). A token is never zero and always below 2<sup>53</sup>, so that JSON, Lua and JavaScript
-/// keep it exact, and it fits a signed 64-bit column.
+/// Send it with every write; the resource refuses a token lower than the highest it has seen (see [`fence`](crate::fence)). A token is from 1 to
+/// 2<sup>53</sup> - 1, so that JSON, Lua and JavaScript keep it exact, and it fits a signed 64-bit column.
 ///
-/// The idea is described in Martin Kleppmann's *How to do distributed locking* (2016) and, as *sequencers*, in Mike
-/// Burrows' *The Chubby lock service* (OSDI 2006).
+/// Martin Kleppmann describes it in *How to do distributed locking* (2016), and Mike Burrows, as *sequencers*, in *The Chubby lock service*
+/// (OSDI 2006).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "u64", into = "u64"))]

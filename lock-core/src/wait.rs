@@ -8,8 +8,7 @@ use tokio::sync::Notify;
 
 use crate::{Busy, Stamp};
 
-/// How [`acquire`](crate::DistributedLock::acquire) waits: until when, and what is told as soon as the server has said that another claim
-/// holds the name.
+/// How [`acquire`](crate::DistributedLock::acquire) waits: its deadline, and what it notifies when the server has said that the name is busy.
 #[must_use]
 pub struct Wait {
     shared: Arc<SharedWait>,
@@ -37,26 +36,26 @@ impl Wait {
         Self { shared, on_busy: None }
     }
 
-    /// Calls `tell` when the name is found busy, once.
+    /// Calls `tell` once, when the name is found busy.
     pub fn on_busy(mut self, tell: impl FnOnce(Busy) + Send + 'static) -> Self {
         self.on_busy = Some(Box::new(tell));
         self
     }
 
-    /// The end of the wait; `None` if it has none. It may be put off while the wait goes on: another request of the client waits for the same
-    /// claim then. A backend that looks again when the deadline has come keeps the place of the claim in the queue of the server for it.
+    /// Returns the end of the wait; `None` if it has none. It may be put off during the wait, as another request of the client takes over the
+    /// claim. A backend that reads it again at the deadline keeps the place of the claim in the server's queue.
     #[must_use]
     pub fn deadline(&self) -> Option<Stamp> {
         self.shared.deadline()
     }
 
-    /// Whether the deadline has come.
+    /// Returns whether the deadline has passed.
     #[must_use]
     pub fn is_over(&self, now: Stamp) -> bool {
         self.deadline().is_some_and(|deadline| deadline <= now)
     }
 
-    /// Tells that the server has said busy. Only the first call counts.
+    /// Notifies that the server has said busy. Only the first call counts.
     pub fn busy(&mut self, busy: &Busy) {
         if let Some(tell) = self.on_busy.take() {
             tell(busy.clone());

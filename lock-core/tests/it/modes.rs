@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lock_core::{LockError, LockRequest, Locks};
 
-use crate::engine::scripted::{Kind, SECOND, World, ask, granted};
+use crate::engine::scripted::{SECOND, World, ask, granted};
 use crate::{paused, until};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -93,10 +93,7 @@ async fn what_the_backend_cannot_is_refused_before_anything_is_sent() {
     plain.locks.drain().await;
     assert_eq!(plain.requests(), 4, "two locks were acquired and released");
 
-    let reserves = World::of(Kind {
-        reserves: true,
-        ..Kind::default()
-    });
+    let reserves = World::with(|kind| kind.reserves = true);
     let too_long = LockRequest::MAX_AT_LEAST + Duration::from_nanos(1);
     let refused = reserves.lock("job").at_least(too_long).await;
     let error = fails!(refused, LockError::Configuration { .. });

@@ -4,16 +4,13 @@ use std::time::Duration;
 
 use lock_core::{LockError, LockRequest, LossReason};
 
-use crate::engine::scripted::{Asked, Fate, Kind, Op, SECOND, TTL, World, ask};
+use crate::engine::scripted::{Asked, Fate, Op, SECOND, TTL, World, ask};
 use crate::until;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn world() -> World {
-    World::of(Kind {
-        reserves: true,
-        ..Kind::default()
-    })
+    World::with(|kind| kind.reserves = true)
 }
 
 fn job(world: &World) -> LockRequest {

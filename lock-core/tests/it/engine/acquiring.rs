@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lock_core::{LockError, LossReason};
 
-use super::scripted::{Fate, Kind, OP_TIMEOUT, Op, SECOND, TTL, World, ask, granted};
+use super::scripted::{Fate, OP_TIMEOUT, Op, SECOND, TTL, World, ask, granted, limited};
 
 #[tokio::test(start_paused = true)]
 async fn a_try_awaits_the_answer_of_a_siblings_request_and_of_a_release() {
@@ -62,17 +62,15 @@ async fn a_server_that_fails_or_is_silent_to_the_end_of_the_wait_is_unavailable_
         if is_silent {
             world.server.next(Op::Release, [fate; 1_000]);
         }
-        let request = world.lock("a");
-        let request = match wait {
-            Some(limit) => request.wait_for(limit),
-            None => request,
-        };
+        let request = limited(world.lock("a"), wait);
         let started = world.now();
         // Others wait for the same answer.
         let waits: Vec<_> = (0..4).map(|_| ask(request.clone())).collect();
         for wait in waits {
             let error = fails!(wait.await.unwrap(), LockError::Unavailable { .. });
-            assert_eq!(std::error::Error::source(&error).is_none(), is_silent);
+            let text = format!("{error:#}");
+            let silence = format!("lock \"a\": acquire failed: no answer within {end:?}");
+            assert_eq!(text == silence, is_silent, "{text}");
         }
         let waited = world.now().since(started) + SECOND / 20;
         assert!((end..end + SECOND * 3 / 2).contains(&waited), "{waited:?} for {end:?}");
@@ -157,10 +155,7 @@ async fn credentials_that_are_refused_end_a_new_client_and_not_one_that_was_conn
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_is_late_or_of_another_claim_does_not_count_and_is_released() {
     for (fates, grants_another_claim, says) in [(9, false, "raise the ttl"), (0, true, "another claim")] {
-        let world = World::of(Kind {
-            grants_another_claim,
-            ..Kind::default()
-        });
+        let world = World::with(|kind| kind.grants_another_claim = grants_another_claim);
         world.server.next(Op::Try, vec![Fate::AnswerAfter(2 * SECOND); fates]);
         let error = fails!(world.lock("a").ttl(SECOND).await, LockError::Unavailable { .. });
         assert!(error.to_string().contains(says), "{error}");

@@ -1,12 +1,10 @@
 //! A claim that a client keeps for its next holder.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lock_core::{LockError, LockRequest, Locks, LossReason, MemoryLock, Options, Renew};
-use tokio::sync::Barrier;
 
-use super::scripted::{Fate, Kind, Op, SECOND, TTL, World, ask};
+use super::scripted::{Fate, Op, SECOND, TTL, World, ask};
 use crate::{paused, until};
 
 fn world() -> World {
@@ -14,11 +12,7 @@ fn world() -> World {
 }
 
 fn keeping(linger: Duration, unfair: bool) -> World {
-    World::of(Kind {
-        linger,
-        unfair,
-        ..Kind::default()
-    })
+    World::with(|kind| (kind.linger, kind.unfair) = (linger, unfair))
 }
 
 async fn use_once(locks: &Locks) -> u64 {
@@ -172,28 +166,5 @@ async fn a_lock_that_only_a_caller_has_that_is_gone_is_not_busy() {
             assert!(locks.try_lock("a").await.unwrap().is_some(), "{linger:?}, {turn}");
         }
         locks.shutdown().await.unwrap();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn several_that_come_to_share_a_lock_that_is_kept_wait_for_its_release() {
-    let memory = MemoryLock::new();
-    let locks = Locks::with_options(memory.client(), Options::new().linger(SECOND));
-    has_counted(&memory).await;
-    for _ in 0..200 {
-        use_once(&locks).await;
-        let together = Arc::new(Barrier::new(3));
-        let permits: Vec<_> = (0..3)
-            .map(|_| {
-                let (locks, together) = (locks.clone(), Arc::clone(&together));
-                tokio::spawn(async move {
-                    together.wait().await;
-                    locks.semaphore("a", 3).no_wait().await
-                })
-            })
-            .collect();
-        for permit in permits {
-            permit.await.unwrap().unwrap().release().await.unwrap();
-        }
     }
 }

@@ -6,32 +6,16 @@ use lock_core::{LockError, ReleaseOutcome};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::scripted::{Fate, HANGING, Kind, OP_TIMEOUT, Op, SECOND, TTL, World, ask, granted};
+use super::scripted::{Fate, HANGING, OP_TIMEOUT, Op, SECOND, TTL, World, ask, granted};
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_release_is_told_and_tried_again() {
-    for fate in [Fate::Fail, Fate::Panic] {
-        let world = World::new();
-        let guard = world.held("a").await;
-        world.server.next(Op::Release, [fate; 2]);
-        fails!(guard.release().await, LockError::Unavailable { .. });
-        assert!(world.server.keeps("a"));
-        world.pass(SECOND).await;
-        assert!(!world.server.keeps("a") && world.server.count(Op::Release) == 3);
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_release_is_repeated_until_its_lease_must_be_over_or_for_as_long_as_other_locks_keep_it() {
-    for shares in [false, true] {
-        let world = World::of(Kind {
-            shares,
-            ..Kind::default()
-        });
+async fn a_failed_release_is_told_and_repeated_until_its_lease_must_be_over_or_while_other_locks_keep_it() {
+    for (shares, fate) in [(false, Fate::Panic), (true, Fate::Fail)] {
+        let world = World::with(|kind| kind.shares = shares);
         let kept = world.held("kept").await;
-        let dropped = world.held("a").await;
-        world.server.next(Op::Release, [Fate::Fail; 1_000]);
-        drop(dropped);
+        let guard = world.held("a").await;
+        world.server.next(Op::Release, [fate; 1_000]);
+        fails!(guard.release().await, LockError::Unavailable { .. });
         world.pass(3 * TTL).await;
         let tries = world.server.count(Op::Release);
         world.pass(TTL).await;
@@ -68,30 +52,8 @@ async fn a_failed_release_fails_no_wait_that_has_time_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_that_ends_after_a_failed_release_says_why_once() {
-    let world = World::new();
-    let guard = world.held("a").await;
-    let first = ask(world.lock("a").wait_for(3 * OP_TIMEOUT));
-    world.settle().await;
-    world.server.next(Op::Release, [Fate::Hang]);
-    world.server.next(Op::Try, [Fate::Hang; 1_000]);
-    drop(guard);
-    world.settle().await;
-    // It was not told that the lock was held, so it waits for a first answer for as long as one request may take.
-    let started = world.now();
-    world.pass(OP_TIMEOUT / 2).await;
-    let error = world.lock("a").await.unwrap_err();
-    assert_eq!(error.to_string(), "lock \"a\": acquire failed: no answer within 5s");
-    assert_eq!(world.now().since(started).as_secs(), (OP_TIMEOUT * 3 / 2).as_secs());
-    first.abort();
-}
-
-#[tokio::test(start_paused = true)]
 async fn releases_that_hang_again_and_again_and_a_long_hold_delay_no_other_lock() {
-    let world = World::of(Kind {
-        unfair: true,
-        ..Kind::default()
-    });
+    let world = World::with(|kind| kind.unfair = true);
     let mut hanging = Vec::new();
     for lock in 0..500 {
         hanging.push(world.held(&format!("{HANGING}{lock}")).await);

@@ -5,16 +5,13 @@ use std::time::Duration;
 
 use lock_core::{DistributedLock, LockError, LossReason, ReleaseOutcome, Renew, Stamp};
 
-use super::scripted::{Fate, Kind, OP_TIMEOUT, Op, SECOND, TTL, World};
+use super::scripted::{Fate, OP_TIMEOUT, Op, SECOND, TTL, World};
 use crate::{paused, until};
 
 const BEAT: Duration = Duration::from_secs(10);
 
 fn sharing() -> World {
-    World::of(Kind {
-        shares: true,
-        ..Kind::default()
-    })
+    World::with(|kind| kind.shares = true)
 }
 
 #[tokio::test(start_paused = true)]

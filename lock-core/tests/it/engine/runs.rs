@@ -4,16 +4,13 @@ use std::time::Duration;
 
 use lock_core::{LockError, LockGuard, LockRequest, LossReason, Renew};
 
-use super::scripted::{Asked, Kind, OP_TIMEOUT, Op, TTL, World, ask, granted};
+use super::scripted::{Asked, OP_TIMEOUT, Op, TTL, World, ask, granted};
 use crate::{paused, until};
 
 const RUN: Duration = Duration::from_millis(5);
 
 fn world() -> World {
-    World::of(Kind {
-        blocks: true,
-        ..Kind::default()
-    })
+    World::with(|kind| kind.blocks = true)
 }
 
 type Change = fn(LockRequest) -> LockRequest;

@@ -117,16 +117,26 @@ pub(crate) fn ask(request: LockRequest) -> Asked {
     tokio::spawn(request.into_future())
 }
 
+/// The same request, with a limit for its wait if there is one.
+pub(crate) fn limited(request: LockRequest, limit: Option<Duration>) -> LockRequest {
+    match limit {
+        Some(limit) => request.wait_for(limit),
+        None => request,
+    }
+}
+
 pub(crate) async fn granted(asked: Asked) -> LockGuard {
     asked.await.unwrap().unwrap()
 }
 
 impl World {
     pub(crate) fn new() -> Self {
-        Self::of(Kind::default())
+        Self::with(|_| {})
     }
 
-    pub(crate) fn of(kind: Kind) -> Self {
+    pub(crate) fn with(change: impl FnOnce(&mut Kind)) -> Self {
+        let mut kind = Kind::default();
+        change(&mut kind);
         let (clock, hand) = paused::clock();
         let memory = MemoryLock::with_clock(clock.clone());
         let server = Scripted {

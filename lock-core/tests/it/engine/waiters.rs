@@ -6,7 +6,7 @@ use lock_core::{LockError, LockGuard, Stamp};
 use proptest::prelude::*;
 use tokio::time::timeout;
 
-use super::scripted::{Asked, Fate, Kind, OP_TIMEOUT, Op, SECOND, TTL, World, ask, granted};
+use super::scripted::{Asked, Fate, OP_TIMEOUT, Op, SECOND, TTL, World, ask, granted, limited};
 
 /// Of paused time, which timers round to milliseconds, and of the steps in which the test looks.
 const PRECISION: Duration = Duration::from_millis(100);
@@ -71,12 +71,7 @@ impl Model {
         let world = &self.world;
         match step {
             Step::Request(wait) => {
-                let request = world.lock("a");
-                let request = match wait {
-                    Some(limit) => request.wait_for(limit),
-                    None => request,
-                };
-                let (started, asked) = (world.now(), ask(request));
+                let (started, asked) = (world.now(), ask(limited(world.lock("a"), wait)));
                 self.requests.push(Request { wait, started, asked });
             }
             Step::Leave(at) if at < self.requests.len() => self.requests.remove(at).asked.abort(),
@@ -171,11 +166,7 @@ impl Model {
 
 async fn run(steps: Vec<Step>, (blocks, linger): (bool, Duration)) {
     let mut model = Model {
-        world: World::of(Kind {
-            blocks,
-            linger,
-            ..Kind::default()
-        }),
+        world: World::with(|kind| (kind.blocks, kind.linger) = (blocks, linger)),
         requests: Vec::new(),
         guard: None,
         last_token: 0,
@@ -218,11 +209,7 @@ async fn a_place_at_the_server_is_kept_for_the_next_that_asks_for_the_same() {
         let before = world.server.count(Op::Try);
         let first = ask(world.lock("a").label("").wait_for(SECOND));
         world.settle().await;
-        let second = world.lock("a").label(label);
-        let second = ask(match limit {
-            Some(limit) => second.wait_for(limit),
-            None => second,
-        });
+        let second = ask(limited(world.lock("a").label(label), limit));
         world.settle().await;
         if let Some(guard) = guard {
             // Another client has it by the time that they ask.
@@ -245,10 +232,7 @@ async fn a_place_at_the_server_is_kept_for_the_next_that_asks_for_the_same() {
 
 #[tokio::test(start_paused = true)]
 async fn after_a_wait_that_ended_the_next_request_is_for_another_owner() {
-    let world = World::of(Kind {
-        gives_up_early: true,
-        ..Kind::default()
-    });
+    let world = World::with(|kind| kind.gives_up_early = true);
     world.server.occupy("a", 10 * TTL);
     let waits = ask(world.lock("a"));
     world.pass(SECOND).await;
