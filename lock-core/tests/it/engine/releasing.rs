@@ -145,12 +145,11 @@ async fn a_drain_waits_for_requests_that_were_dropped_also_with_others_behind_th
     for has_another in [false, true] {
         let world = World::new();
         world.server.next(Op::Try, [Fate::AnswerAfter(SECOND)]);
-        let first = ask(world.lock("a").label("first"));
-        world.settle().await;
+        let mut first = world.lock("a").label("first").into_future();
+        assert!(timeout(Duration::ZERO, &mut first).await.is_err());
         let second = has_another.then(|| ask(world.lock("a").label("second")));
         world.settle().await;
-        first.abort();
-        world.settle().await;
+        drop(first);
         let started = world.now();
         world.locks.drain().await;
         assert!(world.now().since(started) >= SECOND - SECOND / 10);

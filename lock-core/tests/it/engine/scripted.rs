@@ -13,7 +13,7 @@ use lock_core::{
     LockName, LockRequest, Locks, ManualClock, MemoryLock, OwnerId, Released, Renewal, Scope, Stamp, Wait,
 };
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::paused;
 
@@ -126,7 +126,8 @@ pub(crate) fn limited(request: LockRequest, limit: Option<Duration>) -> LockRequ
 }
 
 pub(crate) async fn granted(asked: Asked) -> LockGuard {
-    asked.await.unwrap().unwrap()
+    let granted = timeout(100 * TTL, asked).await.expect("it is granted");
+    granted.unwrap().unwrap()
 }
 
 impl World {
