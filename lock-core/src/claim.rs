@@ -8,7 +8,6 @@ use std::time::Duration;
 use crate::{LockName, OwnerId};
 
 /// A request of one acquisition to hold a name. All backend calls are idempotent per claim. Cloning is cheap.
-#[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim(Arc<Inner>);
 

@@ -218,7 +218,6 @@ impl Locks {
     }
 
     /// Returns what the backend can do.
-    #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         self.core.capabilities.clone()
     }

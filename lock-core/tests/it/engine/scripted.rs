@@ -270,7 +270,8 @@ impl Scripted {
             true => Claim::new(claim.name().clone(), claim.ttl()),
             false => claim.clone(),
         };
-        Ok(Grant::new(granted, last, found.lease).with_first_token(first)).map(Attempt::Granted)
+        let grant = Grant::new(granted, last, found.lease);
+        Ok(Attempt::Granted(grant.with_first_token(first)))
     }
 
     async fn ask(&self, op: Op, claim: &Claim) -> Result<Attempt, LockError> {
