@@ -33,8 +33,6 @@ macro_rules! backend {
             #[cfg(feature = "postgres")]
             "postgres" => Ok(Arc::new(config!(lock_postgres::PostgresConfig, url, op_timeout, runtime, read_only) $($open)* ?)),
             #[cfg(feature = "redis")]
-            "redis" if scheme.starts_with("redlock") => Ok(Arc::new(config!(lock_redis::RedlockConfig, url, op_timeout, runtime) $($open)* ?)),
-            #[cfg(feature = "redis")]
             "redis" => Ok(Arc::new(config!(lock_redis::RedisConfig, url, op_timeout, runtime) $($open)* ?)),
             #[cfg(feature = "sqlite")]
             "sqlite" => Ok(Arc::new(config!(lock_sqlite::SqliteConfig, url, op_timeout, read_only) $($open)* ?)),

@@ -216,7 +216,7 @@ pub use lock_postgres::PostgresLock;
 #[cfg(feature = "redis")]
 pub use lock_redis as redis;
 #[cfg(feature = "redis")]
-pub use lock_redis::{RedisLock, RedlockLock};
+pub use lock_redis::RedisLock;
 #[cfg(feature = "sqlite")]
 pub use lock_sqlite as sqlite;
 #[cfg(feature = "sqlite")]

@@ -7,11 +7,9 @@
 //! On each connection the client is subscribed to a channel of its own that ends with the run id of the node. The nodes pass messages on to
 //! each other, so a waiter is told of its grant although its slot has moved; and the number of receivers counts only at the node of that run id.
 
-mod redirect;
 mod slots;
 
-use std::collections::HashMap;
-use std::fmt::{self, Write};
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,18 +19,17 @@ use futures_util::StreamExt;
 use futures_util::future::try_join_all;
 use futures_util::stream::FuturesUnordered;
 use lock_core::{LockError, LockName};
-use lock_transport::Endpoint;
+use lock_transport::{Endpoint, Reconnecting, within};
 use redis::{ErrorKind, ServerErrorKind};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::connection::{Connection, Feed};
+use crate::config::joined;
+use crate::connection::Connection;
 use crate::error::Failure;
-use crate::reconnect::{Discovery, Reconnecting};
-use crate::router::{Next, Router};
+use crate::router::{Discovery, Next, Opening, Router};
 use crate::settings::Settings;
 use crate::transport::Place;
-use redirect::Redirect;
-use slots::{SLOTS, Slots, slot};
+use slots::{Redirect, SLOTS, Slots, slot};
 
 /// After how long without an answer one more node is asked which slots there are.
 const STAGGER: Duration = Duration::from_millis(100);
@@ -50,7 +47,6 @@ pub(crate) struct Cluster(Arc<Nodes>);
 struct Nodes {
     seeds: Vec<Place>,
     settings: Arc<Settings>,
-    feed: Feed,
     known: Mutex<Known>,
     /// How often the slots have been read; one task reads them at a time.
     refreshes: AtomicU64,
@@ -59,7 +55,7 @@ struct Nodes {
 
 struct Known {
     slots: Slots,
-    nodes: HashMap<Endpoint, Reconnecting>,
+    nodes: HashMap<Endpoint, Reconnecting<Opening>>,
     /// Why the slots could not be read the last time.
     trouble: Option<LockError>,
     is_closed: bool,
@@ -67,7 +63,7 @@ struct Known {
 
 impl Cluster {
     /// Starts without a connection. Each of the seeds is given by host and port.
-    pub(crate) fn new(seeds: Vec<Place>, settings: Arc<Settings>, feed: Feed) -> Self {
+    pub(crate) fn new(seeds: Vec<Place>, settings: Arc<Settings>) -> Self {
         let known = Known {
             slots: Slots::empty(),
             nodes: HashMap::new(),
@@ -77,7 +73,6 @@ impl Cluster {
         Self(Arc::new(Nodes {
             seeds,
             settings,
-            feed,
             known: Mutex::new(known),
             refreshes: AtomicU64::new(0),
             refreshing: tokio::sync::Mutex::default(),
@@ -97,18 +92,15 @@ impl Router for Cluster {
         let node = self.0.node(&owner)?;
         tokio::select! {
             biased;
-            connection = node.connection() => connection,
+            opened = node.get() => Ok(Connection::new(opened?)),
             () = self.0.moved(slot, Some(&owner)) => Err(Failure::Broken),
         }
     }
 
     async fn all(&self) -> Result<Vec<Connection>, Failure> {
         self.0.refresh(self.0.refreshes()).await?;
-        let primaries = self.0.lock().slots.primaries().to_vec();
-        let connecting = primaries
-            .iter()
-            .map(|primary| async { self.0.node(primary)?.connection().await });
-        try_join_all(connecting).await
+        let primaries = self.0.lock().slots.primaries.clone();
+        try_join_all(primaries.iter().map(|primary| self.0.connection(primary))).await
     }
 
     async fn failed(
@@ -126,7 +118,8 @@ impl Router for Cluster {
         let asked = at
             .and_then(|at| at.place().endpoint().cloned())
             .or_else(|| nodes.owner(slot));
-        let is_down = is_down(&failure);
+        let down = ErrorKind::Server(ServerErrorKind::ClusterDown);
+        let is_down = matches!(&failure, Failure::Redis(error) if error.kind() == down);
         let redirect = Redirect::after(&failure, asked.as_ref());
         let mut error = failure.explain(operation);
         match redirect {
@@ -135,13 +128,10 @@ impl Router for Cluster {
                 self.refresh_soon();
                 Next::Retry(error)
             }
-            Redirect::Moving(to) => {
-                let there = async { nodes.node(&to)?.connection().await };
-                match there.await {
-                    Ok(connection) => Next::Ask(connection.asking()),
-                    Err(failure) => Next::Retry(failure.explain(operation)),
-                }
-            }
+            Redirect::Moving(to) => match nodes.connection(&to).await {
+                Ok(connection) => Next::Ask(connection.asking()),
+                Err(failure) => Next::Retry(failure.explain(operation)),
+            },
             Redirect::Again => Next::Retry(error),
             Redirect::Refused => match nodes.refresh(nodes.refreshes()).await {
                 Ok(()) if is_down || nodes.owner(slot).is_none() => Next::Retry(nodes.not_served(operation, slot)),
@@ -150,8 +140,9 @@ impl Router for Cluster {
                 Err(error) => Next::Fail(error),
             },
             Redirect::Fail => {
-                if let Some(asked) = &asked {
-                    error = of_node(asked, error);
+                // Which node it is that has to be mended.
+                if let (Some(asked), LockError::Configuration(info)) = (&asked, &mut error) {
+                    info.message += &format!(". This is node {asked}");
                 }
                 // It may have been set up wrong when another one had taken its place.
                 match nodes.refresh(nodes.refreshes()).await.is_ok() && nodes.owner(slot) != asked {
@@ -168,7 +159,8 @@ impl Router for Cluster {
     }
 
     fn current(&self) -> Option<Connection> {
-        self.0.lock().nodes.values().find_map(Reconnecting::current)
+        let nodes = &self.0.lock().nodes;
+        nodes.values().find_map(Reconnecting::current).map(Connection::new)
     }
 
     fn trouble(&self) -> Option<LockError> {
@@ -233,16 +225,18 @@ impl Nodes {
     }
 
     /// The connection to the node there.
-    fn node(&self, endpoint: &Endpoint) -> Result<Reconnecting, LockError> {
+    fn node(&self, endpoint: &Endpoint) -> Result<Reconnecting<Opening>, LockError> {
         let mut known = self.lock();
         if known.is_closed {
             return Err(LockError::closed());
         }
-        let connect = || {
-            let place = self.seeds[0].at(endpoint.clone());
-            Reconnecting::new(Discovery::Fixed(place), Arc::clone(&self.settings), self.feed.clone())
-        };
-        Ok(known.nodes.entry(endpoint.clone()).or_insert_with(connect).clone())
+        let place = || self.seeds[0].at(endpoint.clone());
+        let new = || Opening::reconnecting(Discovery::Fixed(place()), &self.settings);
+        Ok(known.nodes.entry(endpoint.clone()).or_insert_with(new).clone())
+    }
+
+    async fn connection(&self, endpoint: &Endpoint) -> Result<Connection, Failure> {
+        Ok(Connection::new(self.node(endpoint)?.get().await?))
     }
 
     /// Reads the slots from the first node that tells, unless that has been done since `refreshes` was read as `seen`.
@@ -266,7 +260,7 @@ impl Nodes {
         loop {
             match candidates.next() {
                 Some(endpoint) => asked.push(self.ask(endpoint)),
-                None if asked.is_empty() => return self.settle(other_cluster, errors),
+                None if asked.is_empty() => break,
                 None => {}
             }
             tokio::select! {
@@ -287,27 +281,17 @@ impl Nodes {
                         errors.push((endpoint, error));
                     }
                 },
-                () = until(end) => return self.settle(other_cluster, errors),
+                () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => break,
                 () = sleep(STAGGER) => {}
             }
         }
-    }
-
-    /// What to make of it if no node of the cluster answers. One at the place of a node that was in it may have been set up anew; one that
-    /// only the address names belongs to a cluster that does not know of these locks.
-    fn settle(
-        &self,
-        other_cluster: Option<(Endpoint, Slots)>,
-        errors: Vec<(Endpoint, LockError)>,
-    ) -> Result<(), LockError> {
         let Some((endpoint, slots)) = other_cluster else {
             return Err(none_answers(errors));
         };
-        let was_in_it = {
-            let known = &self.lock().slots;
-            known.primaries().contains(&endpoint) || known.replicas().contains(&endpoint)
-        };
-        if was_in_it {
+        // A node at the place of one that was in the cluster may have been set up anew. One that only the address names belongs to a cluster
+        // that does not know of these locks.
+        let known = self.lock().slots.clone();
+        if known.primaries.contains(&endpoint) || known.replicas.contains(&endpoint) {
             self.learn(slots);
             return Ok(());
         }
@@ -320,50 +304,41 @@ impl Nodes {
         ))
     }
 
-    /// Whom to ask: those that are known, each time in another order, and then the seeds.
+    /// The nodes to ask: those that are known, each time in another order, and then the seeds.
     fn candidates(&self) -> Vec<Endpoint> {
         let known = self.lock();
-        let mut all = known.slots.primaries().to_vec();
-        if !all.is_empty() {
-            let first = usize::try_from(self.refreshes()).unwrap_or_default() % all.len();
-            all.rotate_left(first);
-        }
-        let seeds: Vec<_> = self.seeds.iter().filter_map(Place::endpoint).cloned().collect();
-        for other in known.slots.replicas().iter().chain(&seeds) {
-            if !all.contains(other) {
-                all.push(other.clone());
-            }
-        }
+        let mut all = known.slots.primaries.clone();
+        let first = usize::try_from(self.refreshes()).unwrap_or_default() % all.len().max(1);
+        all.rotate_left(first);
+        all.extend(known.slots.replicas.iter().cloned());
+        all.extend(self.seeds.iter().filter_map(Place::endpoint).cloned());
+        let mut seen = HashSet::new();
+        all.retain(|endpoint| seen.insert(endpoint.clone()));
         all
     }
 
     async fn ask(&self, endpoint: Endpoint) -> (Endpoint, Result<Slots, LockError>) {
         const OPERATION: &str = "asking for the nodes of the cluster";
         let asking = async {
-            let connection = self.node(&endpoint)?.connection().await?;
+            let connection = self.connection(&endpoint).await?;
             let answer = connection.request(redis::cmd("CLUSTER").arg("SLOTS")).await?;
             let slots = Slots::read(answer, &endpoint).ok_or(Failure::Nonsense)?;
             // It has been reset, or is not in the cluster yet.
-            if slots.primaries().is_empty() {
+            if slots.primaries.is_empty() {
                 return Err(LockError::unavailable("connecting", "it knows no node that serves any slot").into());
             }
             Ok::<_, Failure>(slots)
         };
-        let limit = self.settings.op_timeout;
-        let answer = match timeout(limit, asking).await {
-            Ok(answer) => answer.map_err(|failure| failure.explain(OPERATION)),
-            Err(_) => Err(LockError::no_answer(OPERATION, limit)),
-        };
-        (endpoint, answer)
+        let answer = within(self.settings.config.op_timeout, OPERATION, asking).await;
+        (endpoint, answer.map_err(|failure| failure.explain(OPERATION)))
     }
 
     /// Replaces what is known of the slots, and closes the connections to nodes that serve none any more.
     fn learn(&self, slots: Slots) {
         let mut known = self.lock();
         let old = std::mem::take(&mut known.nodes);
-        let (stays, ends): (HashMap<_, _>, HashMap<_, _>) = old
-            .into_iter()
-            .partition(|(endpoint, _)| slots.primaries().contains(endpoint));
+        let serves = |(endpoint, _): &(Endpoint, _)| slots.primaries.contains(endpoint);
+        let (stays, ends): (HashMap<_, _>, HashMap<_, _>) = old.into_iter().partition(serves);
         known.nodes = stays;
         known.slots = slots;
         drop(known);
@@ -395,44 +370,18 @@ impl Nodes {
     }
 }
 
-impl fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cluster")
-            .field("seeds", &self.0.seeds)
-            .finish_non_exhaustive()
-    }
-}
-
-async fn until(end: Option<Instant>) {
-    match end {
-        Some(end) => sleep_until(end).await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Why the slots are not known. What no retry mends comes first.
 fn none_answers(mut errors: Vec<(Endpoint, LockError)>) -> LockError {
     if let Some(first) = errors.iter().position(|(_, error)| !error.is_retryable()) {
         return errors.swap_remove(first).1;
     }
-    let asked: Vec<_> = errors.iter().map(|(endpoint, _)| endpoint.to_string()).collect();
-    let message = format!("no node of the cluster answers; asked were {}", asked.join(", "));
-    let error = LockError::unavailable("connecting", message);
+    let asked = joined(errors.iter().map(|(endpoint, _)| endpoint));
+    let error = LockError::unavailable(
+        "connecting",
+        format!("no node of the cluster answers; asked were {asked}"),
+    );
     match errors.pop() {
         Some((_, cause)) => error.with_source(cause),
         None => error,
     }
-}
-
-/// Adds to an error that someone has to mend which node it is about.
-fn of_node(endpoint: &Endpoint, mut error: LockError) -> LockError {
-    if let LockError::Configuration(info) = &mut error {
-        let _ = write!(info.message, ". This is node {endpoint}");
-    }
-    error
-}
-
-fn is_down(failure: &Failure) -> bool {
-    let down = ErrorKind::Server(ServerErrorKind::ClusterDown);
-    matches!(failure, Failure::Redis(error) if error.kind() == down)
 }

@@ -23,24 +23,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use lock_core::{
-    Attempt, Busy, Claim, FencingToken, Grant, Holder, Lease, LockError, LockName, Mode, Released, Renewal, Stamp,
-};
-use redis::{FromRedisValue, RedisError, Value};
+use lock_core::{Busy, Claim, FencingToken, Grant, Holder, Lease, LockError, LockName, Mode, Released, Renewal, Stamp};
+use redis::Value;
 use tokio::time::timeout;
 
-use crate::client::Client;
-use crate::connection::Connection;
+use crate::connection::{Connection, read};
 use crate::error::{self, Failure};
-use crate::fields::Fields;
 use crate::record;
-use crate::scripts::{self, Script};
-
-/// Stands for an owner where there is none.
-pub(crate) const NO_OWNER: &str = "-";
-
-/// Stands for any owner in a release.
-const ANY_OWNER: &str = "*";
+use crate::scripts::{self, Fields, Script};
+use crate::settings::Settings;
 
 /// What to do if another claim holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,15 +46,6 @@ pub(crate) enum OnBusy {
 pub(crate) enum Answer {
     Granted(Grant),
     Busy(Waiting),
-}
-
-impl From<Answer> for Attempt {
-    fn from(answer: Answer) -> Self {
-        match answer {
-            Answer::Granted(grant) => Self::Granted(grant),
-            Answer::Busy(waiting) => waiting.busy.into(),
-        }
-    }
 }
 
 /// What is known while another claim holds the lock.
@@ -84,18 +66,22 @@ const SCANNED: u32 = 1000;
 /// How many locks are read in one step.
 const READ: usize = 250;
 
-impl Client {
+/// How many tokens one request asks for at most. Each stands for a microsecond before the grant. A replica that is promoted may lack the last
+/// tokens of the old primary, so a block must not reach back to before the failover.
+const MOST_TOKENS: u32 = 64;
+
+impl Settings {
     /// Asks for the lock. Returns when the request that was answered was sent, too.
-    pub(crate) async fn acquire_on(
+    pub(crate) async fn acquire(
         &self,
         connection: &Connection,
         claim: &Claim,
         on_busy: OnBusy,
     ) -> Result<(Answer, Stamp), Failure> {
         let (owner, ttl) = (&*claim.owner().to_string(), &*millis(claim.ttl()).to_string());
-        let (client, info) = (&*self.client_at(connection), &*record::info(claim));
-        let (waits, tokens) = (flag(on_busy == OnBusy::Queue), &*tokens_wanted(claim));
-        let mode = &*record::mode(claim.mode());
+        let (client, info) = (&*self.client_at(connection.server().run_id()), &*record::info(claim));
+        let (waits, mode) = (flag(on_busy == OnBusy::Queue), &*record::mode(claim.mode()));
+        let tokens = &*claim.tokens_wanted().get().min(MOST_TOKENS).to_string();
         loop {
             let answer = self.until_not_late(connection, claim, claim.ttl(), |sent, stop| async move {
                 let sent = &*self.micros(sent).to_string();
@@ -107,7 +93,7 @@ impl Client {
                 // The lock is free, but so many waiters before this claim are gone that one script cannot remove them all.
                 "again" => {}
                 "granted" => {
-                    let token = answer.field::<String>()?.parse().map_err(|_| Failure::Nonsense)?;
+                    let token = answer.word()?.parse().map_err(|_| Failure::Nonsense)?;
                     let life = Duration::from_millis(answer.number()?);
                     // A grant of what the claim holds already does not say.
                     let tokens = answer.field::<Option<u64>>()?.unwrap_or(1);
@@ -126,8 +112,6 @@ impl Client {
 
     /// A grant of that many tokens, the highest of which is given, by the request that was sent at `sent`, which the server gave that much
     /// life.
-    ///
-    /// The lease counts from an earlier stamp if that is less than the ttl: what was given is what counts.
     pub(crate) fn grant(
         &self,
         claim: &Claim,
@@ -135,33 +119,30 @@ impl Client {
         sent: Stamp,
         life: Duration,
     ) -> Grant {
-        let lease = Lease::for_claim(claim, sent - claim.ttl().saturating_sub(life));
-        let first = (token.get() + 1).saturating_sub(tokens);
-        let first = FencingToken::new(first).unwrap_or(token);
-        let grant = Grant::new(claim.clone(), token, lease).with_first_token(first);
-        self.subscriptions().hold(&grant);
+        let first = FencingToken::new((token.get() + 1).saturating_sub(tokens));
+        let grant = Grant::new(claim.clone(), token, lease(claim, sent, life)).with_first_token(first.unwrap_or(token));
+        self.subscriptions.hold(&grant);
         grant
     }
 
-    pub(crate) async fn renew_on(&self, connection: &Connection, claim: &Claim) -> Result<Renewal, Failure> {
-        let ttl = claim.ttl();
-        // Twice as long as the core waits for the answer.
-        let is_alone = self.settings().node.is_none();
+    pub(crate) async fn renew(&self, connection: &Connection, claim: &Claim) -> Result<Renewal, Failure> {
+        let (ttl, is_alone) = (claim.ttl(), self.node.is_none());
         // A lock that was lost must not come back by a request of this claim that arrives late. Nodes of several have tokens of their own.
-        let token = self.subscriptions().token(claim.owner()).filter(|_| is_alone);
+        let token = self.subscriptions.token(claim.owner()).filter(|_| is_alone);
         let token = token.map(|token| token.to_string()).unwrap_or_default();
-        let renewal = self.extend_on(connection, claim, ttl, ttl / 2, claim.at_least().is_some(), &token);
+        // Half of the ttl is twice as long as the core waits for the answer.
+        let renewal = self.extend(connection, claim, ttl, ttl / 2, claim.at_least().is_some(), &token);
         let renewal = renewal.await?;
         connection.look_again();
         // One of several nodes does not decide that the claim is lost.
         if renewal == Renewal::NotHeld && is_alone {
-            self.subscriptions().forget(claim.owner());
+            self.subscriptions.forget(claim.owner());
         }
         Ok(renewal)
     }
 
     /// Reserves the name for `length` from now on if the claim holds it by the grant with that token.
-    pub(crate) async fn reserve_on(
+    pub(crate) async fn reserve(
         &self,
         connection: &Connection,
         claim: &Claim,
@@ -169,13 +150,12 @@ impl Client {
         length: Duration,
     ) -> Result<Renewal, Failure> {
         // The core does not wait for longer, and releases the claim then.
-        let late = self.settings().op_timeout;
-        self.extend_on(connection, claim, length, late, true, &token.to_string())
-            .await
+        let (late, token) = (self.config.op_timeout, token.to_string());
+        self.extend(connection, claim, length, late, true, &token).await
     }
 
     /// Makes what the claim holds end in `time`, or not before that if `only_longer`, unless the request takes longer than `late` to arrive.
-    async fn extend_on(
+    async fn extend(
         &self,
         connection: &Connection,
         claim: &Claim,
@@ -184,10 +164,9 @@ impl Client {
         only_longer: bool,
         token: &str,
     ) -> Result<Renewal, Failure> {
-        let keys = &self.settings().keys;
         let (script, keys) = &match claim.mode() {
-            Mode::Exclusive => (&scripts::RENEW, vec![keys.lock(claim.name())]),
-            _ => (&scripts::RENEW_SHARE, keys.shares(claim.name()).to_vec()),
+            Mode::Exclusive => (&scripts::RENEW, vec![self.keys.lock(claim.name())]),
+            _ => (&scripts::RENEW_SHARE, self.keys.shares(claim.name()).to_vec()),
         };
         // The server takes no 0.
         let (owner, time) = (&*claim.owner().to_string(), &*millis(time).max(1).to_string());
@@ -217,41 +196,41 @@ impl Client {
     {
         let mut is_repeated = false;
         loop {
-            let sent = self.clock().now();
-            let stop = connection.server_millis(sent) + millis(late);
+            let sent = self.clock.now();
+            let stop = connection.time().latest(sent) / 1000 + millis(late);
             let mut answer = run(sent, stop.to_string()).await?;
             let (word, time) = (answer.word()?, answer.number()?);
+            connection.learn(time, sent, word == "late");
             if word != "late" {
-                connection.learn(time, sent);
                 return Ok((word, answer, sent));
             }
-            connection.relearn(time, sent);
             if is_repeated {
-                let (round_trip, ttl) = (self.clock().now().since(sent), claim.ttl());
-                return Err(Failure::Late { round_trip, ttl });
+                let (round_trip, ttl) = (self.clock.now().since(sent), claim.ttl());
+                return Err(Failure::Told(format!(
+                    "a round trip to Redis took {round_trip:.1?}, which is too long for a ttl of {ttl:?}; raise the ttl if this goes on"
+                )));
             }
             is_repeated = true;
         }
     }
 
     /// Releases the claim, and leaves the name reserved for `keep` from now on.
-    pub(crate) async fn release_on(
+    pub(crate) async fn release(
         &self,
         connection: &Connection,
         claim: &Claim,
         keep: Option<Duration>,
     ) -> Result<Released, Failure> {
-        let (owner, sent) = (&*claim.owner().to_string(), self.clock().now());
+        let (owner, sent) = (&*claim.owner().to_string(), self.clock.now());
         // The server takes no 0.
         let keep = &*keep.map_or(0, |rest| millis(rest).max(1)).to_string();
-        let answer = self.until_not_late(connection, claim, self.settings().op_timeout, |_, stop| async move {
+        let answer = self.until_not_late(connection, claim, self.config.op_timeout, |_, stop| async move {
             let arguments = [owner, keep, &*stop];
             self.run(&scripts::RELEASE, connection, claim.name(), &arguments).await
         });
         let (word, mut answer, _) = answer.await?;
-        if answer.number()? > 0 {
-            self.serve(connection, claim.name(), sent).await;
-        }
+        let more = answer.number()?;
+        self.serve(connection, claim.name(), sent, more).await;
         match &*word {
             "released" => Ok(Released::Released),
             "lost" => Ok(Released::NotHeld),
@@ -259,47 +238,12 @@ impl Client {
         }
     }
 
-    /// Gives the name to the next waiter, behind more waiters that are gone than one script removes.
-    ///
-    /// If this fails or takes longer than half of the time that is left of the request that was sent at `sent`, the next refresh of a waiter
-    /// continues, so the caller's request succeeds.
-    async fn serve(&self, connection: &Connection, name: &LockName, sent: Stamp) {
-        let elapsed = self.clock().now().since(sent);
-        let limit = self.settings().op_timeout.saturating_sub(elapsed) / 2;
-        let serving = async {
-            loop {
-                let mut answer = self
-                    .run(&scripts::RELEASE, connection, name, &[NO_OWNER, "0", "0"])
-                    .await?;
-                answer.skip();
-                answer.skip();
-                if answer.number()? == 0 {
-                    return Ok::<_, Failure>(());
-                }
-            }
-        };
-        let why = match timeout(limit, serving).await {
-            Ok(Ok(())) => return,
-            Ok(Err(failure)) => failure.explain("serving the next waiter").to_string(),
-            Err(_) => "no more time".to_owned(),
-        };
-        tracing::debug!(target: "fencelock", "the next refresh of a waiter for {name} serves it: {why}");
-    }
-
-    pub(crate) async fn force_release_on(
-        &self,
-        connection: &Connection,
-        name: &LockName,
-    ) -> Result<Vec<Holder>, Failure> {
-        let sent = self.clock().now();
-        let mut answer = self
-            .run(&scripts::RELEASE, connection, name, &[ANY_OWNER, "0", "0"])
-            .await?;
-        let word = answer.word()?;
-        answer.skip();
-        if answer.number()? > 0 {
-            self.serve(connection, name, sent).await;
-        }
+    /// Ends the hold of every owner, and returns who they were.
+    pub(crate) async fn force_release(&self, connection: &Connection, name: &LockName) -> Result<Vec<Holder>, Failure> {
+        let sent = self.clock.now();
+        let mut answer = self.run(&scripts::RELEASE, connection, name, &["*", "0", "0"]).await?;
+        let (word, _, more) = (answer.word()?, answer.number()?, answer.number()?);
+        self.serve(connection, name, sent, more).await;
         if !matches!(&*word, "free" | "released") {
             return Err(Failure::Nonsense);
         }
@@ -311,27 +255,44 @@ impl Client {
         Ok(ended)
     }
 
+    /// Gives the name to the next waiter if there is `more` to do: behind more waiters that are gone than one script removes.
+    ///
+    /// If this fails or takes longer than half of the time that is left of the request that was sent at `sent`, the next refresh of a waiter
+    /// continues, so the caller's request succeeds.
+    async fn serve(&self, connection: &Connection, name: &LockName, sent: Stamp, mut more: u64) {
+        let elapsed = self.clock.now().since(sent);
+        let limit = self.config.op_timeout.saturating_sub(elapsed) / 2;
+        let serving = async {
+            while more > 0 {
+                let mut answer = self.run(&scripts::RELEASE, connection, name, &["-", "0", "0"]).await?;
+                more = (answer.word()?, answer.number()?, answer.number()?).2;
+            }
+            Ok::<_, Failure>(())
+        };
+        let why = match timeout(limit, serving).await {
+            Ok(Ok(())) => return,
+            Ok(Err(failure)) => failure.explain("serving the next waiter").to_string(),
+            Err(_) => "no more time".to_owned(),
+        };
+        tracing::debug!(target: "fencelock", "the next refresh of a waiter for {name} serves it: {why}");
+    }
+
     /// Returns who holds each of those names. It is an error of that name alone if its key is of another type, or not here.
-    pub(crate) async fn holders_on(
+    pub(crate) async fn holders(
         &self,
         connection: &Connection,
         names: &[LockName],
     ) -> Result<Vec<Result<Vec<Holder>, Failure>>, Failure> {
-        let keys = &self.settings().keys;
         let mut questions = vec![redis::cmd("TIME")];
+        let mut ask = |command: &str, key: &str, arguments: &[&str]| {
+            questions.push(redis::cmd(command).arg(key).arg(arguments).clone());
+        };
         for name in names {
-            let (lock, [holders, records]) = (&keys.lock(name), &keys.shares(name));
-            questions.extend([
-                redis::cmd("GET").arg(lock).clone(),
-                redis::cmd("PTTL").arg(lock).clone(),
-                redis::cmd("ZRANGE")
-                    .arg(holders)
-                    .arg("0")
-                    .arg("-1")
-                    .arg("WITHSCORES")
-                    .clone(),
-                redis::cmd("HGETALL").arg(records).clone(),
-            ]);
+            let (lock, [holders, records]) = (&self.keys.lock(name), &self.keys.shares(name));
+            ask("GET", lock, &[]);
+            ask("PTTL", lock, &[]);
+            ask("ZRANGE", holders, &["0", "-1", "WITHSCORES"]);
+            ask("HGETALL", records, &[]);
         }
         let mut answers = connection.request_all(&questions).await?.into_iter();
         let now: (u64, u64) = read(answers.next())?;
@@ -349,31 +310,29 @@ impl Client {
                 (Err(Failure::Redis(error)), _) | (_, Err(Failure::Redis(error))) if !error::is_wrong_type(&error) => {
                     Err(error.into())
                 }
-                _ => Err(Failure::Foreign(keys.lock(name))),
+                _ => Err(Failure::Foreign(self.keys.lock(name))),
             }
         };
         Ok(names.iter().map(holders).collect())
     }
 
-    /// Adds the locks of one page whose names start as in `pattern`, and returns where the next page begins.
-    pub(crate) async fn list_page_on(
+    /// Adds the locks of one page whose names start with `prefix`, and returns where the next page begins.
+    pub(crate) async fn list_page(
         &self,
         connection: &Connection,
-        pattern: &str,
+        prefix: &str,
         cursor: &str,
         holders: &mut BTreeMap<LockName, Result<Vec<Holder>, Failure>>,
     ) -> Result<String, Failure> {
         let mut scan = redis::cmd("SCAN");
-        scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCANNED);
-        let mut page = Fields::read(connection.request(&scan).await?)?;
-        let next = page.word()?;
-        let keys = page.field::<Vec<Vec<u8>>>()?;
-        let names = keys.iter().filter_map(|key| self.settings().keys.name(key));
+        scan.arg(cursor).arg("MATCH").arg(self.keys.pattern(prefix));
+        let page = connection.request(scan.arg("COUNT").arg(SCANNED)).await?;
+        let (next, keys): (String, Vec<Vec<u8>>) = read(Some(page))?;
+        let names = keys.iter().filter_map(|key| self.keys.name(key));
         // A scan comes by a name twice that has two keys, and perhaps others, and while a slot is moved, two nodes have names in it.
         let names: BTreeSet<_> = names.filter(|name| !matches!(holders.get(name), Some(Ok(_)))).collect();
-        let names = Vec::from_iter(names);
-        for names in names.chunks(READ) {
-            let found = self.holders_on(connection, names).await?;
+        for names in Vec::from_iter(names).chunks(READ) {
+            let found = self.holders(connection, names).await?;
             let found = names.iter().cloned().zip(found);
             holders.extend(found.filter(|(_, found)| !matches!(found, Ok(found) if found.is_empty())));
         }
@@ -387,11 +346,11 @@ impl Client {
         name: &LockName,
         arguments: &[&str],
     ) -> Result<Fields, Failure> {
-        let mut keys = self.settings().keys.of(name).to_vec();
+        let mut keys = self.keys.of(name).to_vec();
         let mut arguments = arguments.to_vec();
-        if self.settings().is_cluster() {
-            keys.push(self.settings().keys.never(name));
-            arguments.push(connection.run_id());
+        if self.is_cluster() {
+            keys.push(self.keys.never(name));
+            arguments.push(connection.server().run_id());
         }
         self.run_on(script, connection, &keys, &arguments).await
     }
@@ -404,10 +363,25 @@ impl Client {
         keys: &[String],
         arguments: &[&str],
     ) -> Result<Fields, Failure> {
-        let retention = self.settings().counter_retention.as_millis().to_string();
-        let arguments = [&[self.channels(), &retention], arguments].concat();
-        answered(script.run(connection, keys, &arguments).await, keys)
+        let (channels, retention) = (
+            self.keys.channels(),
+            self.config.counter_retention.as_millis().to_string(),
+        );
+        let arguments = [&[&*channels, &retention], arguments].concat();
+        let answer = script.run(connection, keys, &arguments).await;
+        // The server does not say which key it was.
+        Fields::read(answer.map_err(|error| match error::is_wrong_type(&error) {
+            true => Failure::Foreign(format!("one of {}", keys.join(", "))),
+            false => error.into(),
+        })?)
     }
+}
+
+/// The lease by a request that was sent at `sent`, and that the server gave that much life.
+///
+/// It counts from an earlier stamp if that is less than the ttl: what was given is what counts.
+pub(crate) fn lease(claim: &Claim, sent: Stamp, life: Duration) -> Lease {
+    Lease::for_claim(claim, sent - claim.ttl().saturating_sub(life))
 }
 
 /// What the answer "busy" says behind the reading of the clock.
@@ -444,29 +418,6 @@ fn sharing(name: &LockName, now: u64, ends: Option<Value>, records: Option<Value
         Some(record::holder(name, records.get(&owner)?, Some(left)))
     };
     Ok(ends.into_iter().filter_map(holder).collect())
-}
-
-/// The answer to one of several commands.
-fn read<T: FromRedisValue>(answer: Option<Value>) -> Result<T, Failure> {
-    let answer = answer.ok_or(Failure::Nonsense)?.extract_error()?;
-    redis::from_redis_value(answer).map_err(|_| Failure::Nonsense)
-}
-
-/// The fields of a script's answer.
-fn answered(answer: Result<Value, RedisError>, keys: &[String]) -> Result<Fields, Failure> {
-    // The server does not say which key it was.
-    let answer = answer.map_err(|error| match error::is_wrong_type(&error) {
-        true => Failure::Foreign(format!("one of {}", keys.join(", "))),
-        false => error.into(),
-    });
-    Fields::read(answer?)
-}
-
-/// How many tokens a request asks for. Each stands for a microsecond before the grant. A replica that is promoted may lack the last tokens
-/// of the old primary, so a block must not reach back to before the failover.
-fn tokens_wanted(claim: &Claim) -> String {
-    const MOST: u32 = 64;
-    claim.tokens_wanted().get().min(MOST).to_string()
 }
 
 pub(crate) fn flag(is_set: bool) -> &'static str {

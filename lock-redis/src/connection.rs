@@ -1,12 +1,12 @@
 //! One connection to a server, for commands and pushes alike.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lock_core::{Clock, LockError, ServerInfo, Stamp};
-use redis::aio::{AsyncPushSender, MultiplexedConnection, SendError};
-use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, PushInfo, PushKind, RedisError, Value};
+use lock_core::{Clock, LockError, Stamp};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, FromRedisValue, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::io::InspectReader;
@@ -16,7 +16,6 @@ use crate::error::{self, Failure};
 use crate::server_check::Server;
 use crate::server_time::ServerTime;
 use crate::settings::Settings;
-use crate::subscriptions::Subscriptions;
 use crate::transport::Place;
 
 /// A connection whose server has been looked at, and on which the client's channel is subscribed.
@@ -34,16 +33,15 @@ pub(crate) struct Socket {
     con: MultiplexedConnection,
     broken: CancellationToken,
     place: Place,
-    version: ServerInfo,
-    run_id: String,
-    /// For how long the server had run at the opening, in whole seconds.
-    uptime: Duration,
+    /// As it was at the opening.
+    server: Server,
     clock: Clock,
     opened: Stamp,
     /// When something last came from the server, in nanoseconds since the opening.
     heard: Arc<AtomicU64>,
     time: Mutex<ServerTime>,
-    next_look: Due,
+    /// The minute since the opening, counted from 1, in which the server was last looked at.
+    looked: AtomicU64,
     /// Whether a warning has been logged about what was seen then.
     warned: AtomicBool,
     /// A request that was given up unanswered after that time closes the connection.
@@ -51,107 +49,73 @@ pub(crate) struct Socket {
     runtime: Handle,
 }
 
-/// A channel, and where its messages go.
-#[derive(Clone)]
-pub(crate) struct Feed {
-    pub(crate) channel: String,
-    pub(crate) subscriptions: Subscriptions,
-}
-
-/// Between two looks at the settings of a server that are made beside renewals.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
-
 impl Socket {
     /// Connects, subscribes, and looks at the server. Must be called on the runtime that works the connection.
     ///
     /// `was_primary` says whether the client has found a primary before, and is set if it has one now.
-    pub(crate) async fn open(
-        place: &Place,
-        settings: &Settings,
-        feed: Feed,
-        was_primary: &AtomicBool,
-    ) -> Result<Self, Failure> {
-        let runtime = Handle::current();
-        let clock = Clock::system();
+    pub(crate) async fn open(place: &Place, settings: &Settings, was_primary: &AtomicBool) -> Result<Self, Failure> {
+        let (clock, config) = (settings.clock.clone(), &settings.config);
         let opened = clock.now();
         let broken = CancellationToken::new();
         // Should this future be dropped, so is the socket.
         let guard = broken.clone().drop_guard();
-        let greeting = settings.login.greeting().await?;
-        let stream = place.connect(settings.op_timeout).await?;
         let heard = Arc::new(AtomicU64::new(0));
-        // Also while nobody looks at the answer.
-        let stream = InspectReader::new(stream, {
+        // Also while no caller looks at the answer.
+        let stream = InspectReader::new(place.connect(config.op_timeout).await?, {
             let (heard, clock) = (Arc::clone(&heard), clock.clone());
-            move |_: &[u8]| heard.store(nanos(clock.now().since(opened)), Ordering::Release)
-        });
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            .set_response_timeout(None)
-            .set_push_sender(PushHandler {
-                subscriptions: feed.subscriptions,
-                broken: broken.clone(),
-            });
-        let greeted = MultiplexedConnection::new_with_config(&greeting, stream, config).await;
-        let (mut con, driver) = greeted.map_err(|error| unwelcome(place, error))?;
-        let ended = broken.clone();
-        // Also when the runtime ends, and drops this task.
-        let closing = broken.clone().drop_guard();
-        runtime.spawn(async move {
-            let _closing = closing;
-            tokio::select! {
-                () = driver => {}
-                () = ended.cancelled() => {}
+            move |_: &[u8]| {
+                let nanos = u64::try_from(clock.now().since(opened).as_nanos());
+                heard.store(nanos.unwrap_or(u64::MAX), Ordering::Release);
             }
         });
+        let pushes = {
+            let (subscriptions, broken) = (settings.subscriptions.clone(), broken.clone());
+            move |push: PushInfo| {
+                match (push.kind, &*push.data) {
+                    (PushKind::Disconnection, _) => broken.cancel(),
+                    (PushKind::Message, [_, Value::BulkString(message)]) => subscriptions.hear(message),
+                    _ => {}
+                }
+                Ok::<_, ()>(())
+            }
+        };
+        let greeted = config.login.greet(stream, pushes, &broken).await;
+        let mut con = greeted.map_err(|failure| unwelcome(place, failure))?;
         let sent = clock.now();
         let mut questions = Pipeline::new();
         questions.cmd("INFO").cmd("TIME");
-        if settings.database != 0 {
-            questions.cmd("SELECT").arg(settings.database);
+        if config.database != 0 {
+            questions.cmd("SELECT").arg(config.database);
         }
-        let mut answers = con
-            .send_packed_commands(&questions, 0, questions.len())
-            .await?
-            .into_iter();
+        let answers = con.send_packed_commands(&questions, 0, questions.len()).await?;
+        let received = clock.now();
+        let mut answers = answers.into_iter();
         // What a Sentinel or a node of a cluster is asked after this, it does not understand.
-        let server = Server::read(&read::<String>(&mut answers)?);
-        settings.check(place, &server, was_primary.load(Ordering::Acquire))?;
-        let time: (u64, u64) = read(&mut answers)?;
-        if settings.database != 0 {
-            read::<()>(&mut answers)?;
-        }
+        let server = Server::read(&read::<String>(answers.next())?);
+        server.check(place, settings, was_primary.load(Ordering::Acquire))?;
+        let time: (u64, u64) = read(answers.next())?;
+        answers.next().map(Value::extract_error).transpose()?;
         if server.is_primary() {
             was_primary.store(true, Ordering::Release);
         }
-        // In a cluster, no two nodes know the same channel: a message that no one received at its node is not delivered by another.
-        con.subscribe(match settings.is_cluster() {
-            true => format!("{}/{}", feed.channel, server.run_id()),
-            false => feed.channel,
-        })
-        .await?;
+        let client = settings.client_at(server.run_id());
+        con.subscribe(settings.keys.channels() + &client).await?;
         let time = time.0.saturating_mul(1_000_000).saturating_add(time.1);
         Ok(Self {
             con,
             broken: guard.disarm(),
             place: place.clone(),
-            version: server.named(),
-            run_id: server.run_id().to_owned(),
-            uptime: server.uptime(),
-            time: Mutex::new(ServerTime::new(time, sent, clock.now())),
+            server,
+            time: Mutex::new(ServerTime::new(time, sent, received)),
             clock,
             opened,
             heard,
-            next_look: Due::default(),
+            looked: AtomicU64::new(0),
             warned: AtomicBool::new(false),
             // Less than callers have, so that one of them closes a connection to a silent server.
-            silence: settings.op_timeout * 4 / 5,
-            runtime,
+            silence: config.op_timeout * 4 / 5,
+            runtime: Handle::current(),
         })
-    }
-
-    pub(crate) fn is_broken(&self) -> bool {
-        self.broken.is_cancelled()
     }
 
     /// Closes the connection; what has not been sent is not sent any more.
@@ -160,8 +124,8 @@ impl Socket {
     }
 
     /// Cancelled when the connection ends. It does not keep it.
-    pub(crate) fn ending(&self) -> CancellationToken {
-        self.broken.clone()
+    pub(crate) fn ending(&self) -> &CancellationToken {
+        &self.broken
     }
 }
 
@@ -194,22 +158,17 @@ impl Connection {
 
     /// Cancelled when the connection ends. It does not keep it.
     pub(crate) fn ending(&self) -> CancellationToken {
-        self.socket.ending()
+        self.socket.broken.clone()
     }
 
-    /// What tells the server from all others, until it is restarted.
-    pub(crate) fn run_id(&self) -> &str {
-        &self.socket.run_id
+    /// The server, as it was when the connection was opened.
+    pub(crate) fn server(&self) -> &Server {
+        &self.socket.server
     }
 
     /// For how long the server has run, to a second.
     pub(crate) fn server_age(&self) -> Duration {
-        self.socket.uptime + self.socket.clock.now().since(self.socket.opened)
-    }
-
-    /// The server that this leads to.
-    pub(crate) fn version(&self) -> &ServerInfo {
-        &self.socket.version
+        self.socket.server.uptime() + self.socket.clock.now().since(self.socket.opened)
     }
 
     /// Sends a command and waits for its answer.
@@ -265,8 +224,7 @@ impl Connection {
     /// What the server says of itself now.
     pub(crate) async fn look(&self) -> Result<Server, Failure> {
         let answer = self.request(&redis::cmd("INFO")).await?;
-        let info: String = redis::from_redis_value(answer).map_err(|_| Failure::Nonsense)?;
-        Ok(Server::read(&info))
+        Ok(Server::read(&read::<String>(Some(answer))?))
     }
 
     /// Uses the commands that locks need only now and then, so that a user without the right to one of them is found out: what some
@@ -279,11 +237,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Looks at the server's settings once more, beside other requests: with the first renewal on this connection, and then
-    /// at most once a minute. They can be changed while it runs. What is unsafe now is logged as a warning, once.
+    /// Looks at the server's settings once more, beside other requests, with the first renewal of each minute of this connection: they can be
+    /// changed while it runs. What is unsafe now is logged as a warning, once.
     pub(crate) fn look_again(&self) {
         let socket = &self.socket;
-        if !socket.next_look.take(socket.clock.now().since(socket.opened)) {
+        let minute = 1 + socket.clock.now().since(socket.opened).as_secs() / 60;
+        if socket.looked.swap(minute, Ordering::AcqRel) == minute {
             return;
         }
         let connection = self.clone();
@@ -298,57 +257,27 @@ impl Connection {
         });
     }
 
-    /// Takes note of a reading of the server's clock, in microseconds, that was asked for at `sent`.
-    pub(crate) fn learn(&self, micros: u64, sent: Stamp) {
+    /// Takes note of a reading of the server's clock, in microseconds, that was asked for at `sent`. `is_set`: what was known before is wrong.
+    pub(crate) fn learn(&self, micros: u64, sent: Stamp, is_set: bool) {
         let reading = ServerTime::new(micros, sent, self.socket.clock.now());
         let mut time = self.time();
-        *time = time.improved_by(reading);
+        *time = match is_set {
+            true => reading,
+            false => time.improved_by(reading),
+        };
     }
 
-    /// Forgets what was known of the server's clock in favour of this reading.
-    pub(crate) fn relearn(&self, micros: u64, sent: Stamp) {
-        *self.time() = ServerTime::new(micros, sent, self.socket.clock.now());
-    }
-
-    /// The most that the server's clock can show at `stamp`, in milliseconds.
-    pub(crate) fn server_millis(&self, stamp: Stamp) -> u64 {
-        self.time().latest(stamp) / 1000
-    }
-
-    /// The least that the server's clock can show at `stamp`, in microseconds.
-    pub(crate) fn earliest_server_micros(&self, stamp: Stamp) -> u64 {
-        self.time().earliest(stamp)
-    }
-
-    fn time(&self) -> std::sync::MutexGuard<'_, ServerTime> {
+    /// What is known of the server's clock.
+    pub(crate) fn time(&self) -> MutexGuard<'_, ServerTime> {
         // Nothing here panics while holding the mutex.
         self.socket.time.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The next answer of a pipeline.
-fn read<T: FromRedisValue>(answers: &mut impl Iterator<Item = Value>) -> Result<T, Failure> {
-    let answer = answers.next().ok_or(Failure::Nonsense)?.extract_error()?;
+/// The answer to one of several commands.
+pub(crate) fn read<T: FromRedisValue>(answer: Option<Value>) -> Result<T, Failure> {
+    let answer = answer.ok_or(Failure::Nonsense)?.extract_error()?;
     redis::from_redis_value(answer).map_err(|_| Failure::Nonsense)
-}
-
-/// When the server's settings are looked at next, in seconds since the opening: at once, and then every [`LOOK_EVERY`].
-#[derive(Default)]
-struct Due(AtomicU64);
-
-impl Due {
-    /// Whether it is time; if so, for the caller alone.
-    fn take(&self, since_opened: Duration) -> bool {
-        let now = since_opened.as_secs();
-        let due = self.0.load(Ordering::Acquire);
-        let next = now + LOOK_EVERY.as_secs();
-        let taken = || self.0.compare_exchange(due, next, Ordering::AcqRel, Ordering::Acquire);
-        now >= due && taken().is_ok()
-    }
 }
 
 /// A request that is under way.
@@ -362,56 +291,21 @@ impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         let socket = self.socket;
         let heard = socket.opened + Duration::from_nanos(socket.heard.load(Ordering::Acquire));
-        if self.is_answered || heard > self.sent {
-            return;
-        }
-        // Given up, and nothing has come since the sending.
-        if socket.clock.now().since(self.sent) >= socket.silence {
+        let is_silent = !self.is_answered && heard <= self.sent;
+        if is_silent && socket.clock.now().since(self.sent) >= socket.silence {
             socket.close();
         }
     }
 }
 
-/// Receives the pushes of one connection.
-struct PushHandler {
-    subscriptions: Subscriptions,
-    /// Cancelled when the connection ends.
-    broken: CancellationToken,
-}
-
-impl AsyncPushSender for PushHandler {
-    fn send(&self, push: PushInfo) -> Result<(), SendError> {
-        match (push.kind, &*push.data) {
-            (PushKind::Disconnection, _) => self.broken.cancel(),
-            (PushKind::Message, [_, Value::BulkString(message)]) => self.subscriptions.hear(message),
-            _ => {}
+/// Adds to a greeting that the server did not answer what may be wrong.
+fn unwelcome(place: &Place, failure: Failure) -> Failure {
+    match failure {
+        Failure::Redis(error) if error.is_connection_dropped() => {
+            let hint = place.hung_up();
+            let message = format!("what is at {place} closed the connection before it answered; {hint}");
+            LockError::unavailable("connecting", message).with_source(error).into()
         }
-        Ok(())
-    }
-}
-
-/// Why the server did not let us in.
-fn unwelcome(place: &Place, error: RedisError) -> Failure {
-    if !error.is_connection_dropped() {
-        return error.into();
-    }
-    let told = format!(
-        "what is at {place} closed the connection before it answered; {}",
-        place.hung_up()
-    );
-    Failure::Known(LockError::unavailable("connecting", told).with_source(error))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn settings_are_looked_at_with_the_first_renewal_and_then_once_a_minute() {
-        let due = Due::default();
-        let looks: Vec<u64> = (3..200)
-            .filter(|&second| due.take(Duration::from_secs(second)))
-            .collect();
-        assert_eq!(looks, [3, 63, 123, 183]);
+        failure => failure,
     }
 }

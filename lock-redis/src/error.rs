@@ -1,7 +1,5 @@
 //! What can go wrong with the server, and what to tell the caller.
 
-use std::time::Duration;
-
 use lock_core::LockError;
 use redis::{ErrorKind, RedisError};
 
@@ -12,20 +10,12 @@ pub(crate) enum Failure {
     Redis(RedisError),
     /// The connection ended under the request.
     Broken,
-    /// The request took so long to arrive, twice, that it was not to be carried out any more.
-    Late { round_trip: Duration, ttl: Duration },
-    /// The server is a node of several that is new, was restarted or has lost its data, and grants nothing for that long.
-    Young(Duration),
-    /// The server is a node of several, which other clients know as one of another number of nodes or with another longest ttl.
-    Differs { nodes: u64, max_ttl: Duration },
-    /// A request to release was repeated, as its connection had ended, and the name is not held now.
-    PerhapsReleased,
-    /// The request was not repeated, as its connection had ended, because another hold could be released then.
-    NotRepeated,
     /// One of these keys is not of the type that the scripts give it.
     Foreign(String),
     /// The answer is none that the scripts give.
     Nonsense,
+    /// For the reason that is told.
+    Told(String),
     /// Known in the caller's words already.
     Known(LockError),
 }
@@ -52,34 +42,13 @@ impl Failure {
 
     /// What the caller is told.
     pub(crate) fn explain(self, operation: &'static str) -> LockError {
+        let unavailable = |message: &str| LockError::unavailable(operation, message);
         match self {
             Self::Redis(error) => explain(operation, error),
-            Self::Broken => unavailable(operation, "the connection to Redis ended"),
-            Self::Late { round_trip, ttl } => unavailable(
-                operation,
-                &format!(
-                    "a round trip to Redis took {round_trip:.1?}, which is too long for a ttl of {ttl:?}; raise the ttl if \
-                     this goes on"
-                ),
-            ),
-            Self::Young(left) => unavailable(
-                operation,
-                &format!("this node is new, was restarted or has lost its data, and grants locks in {left:.1?}"),
-            ),
-            Self::Differs { nodes, max_ttl } => LockError::configuration(format!(
-                "other clients of this namespace use {nodes} nodes with a max_ttl of {max_ttl:?}; give all clients the same nodes and \
-                 the same max_ttl, or choose another namespace"
-            )),
-            Self::PerhapsReleased => unavailable(
-                operation,
-                "the connection ended before the answer came, and the lock is not held now: it was released, or was lost before that",
-            ),
-            Self::NotRepeated => unavailable(
-                operation,
-                "the connection ended before the answer came; look at the holder, and try again if it is still the same",
-            ),
+            Self::Broken => unavailable("the connection to Redis ended"),
             Self::Foreign(keys) => LockError::configuration(foreign(&keys)),
-            Self::Nonsense => unavailable(operation, "Redis answered with something else than what was asked for"),
+            Self::Nonsense => unavailable("Redis answered with something else than what was asked for"),
+            Self::Told(reason) => unavailable(&reason),
             Self::Known(error) => error,
         }
     }
@@ -254,10 +223,6 @@ fn explain(operation: &'static str, error: RedisError) -> LockError {
         Some((_, meaning)) => unavailable((*meaning).to_owned(), error),
         None => LockError::failed(operation, error),
     }
-}
-
-fn unavailable(operation: &'static str, message: &str) -> LockError {
-    LockError::unavailable(operation, message.to_owned())
 }
 
 #[cfg(test)]

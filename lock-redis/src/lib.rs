@@ -50,11 +50,8 @@ mod commands;
 mod config;
 mod connection;
 mod error;
-mod fields;
 mod keys;
 mod lock;
-mod login;
-mod reconnect;
 mod record;
 mod redlock;
 mod router;
@@ -71,4 +68,3 @@ pub use config::RedisConfig;
 pub use lock::RedisLock;
 /// The version of the client library that [`fence`] and [`RedisConfig::from_client`] work with.
 pub use redis;
-pub use redlock::{RedlockConfig, RedlockLock};

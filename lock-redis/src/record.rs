@@ -69,30 +69,32 @@ mod tests {
             let value = format!("{format} {} 42 1700000000000000 client {}", claim.owner(), info(&claim));
             let holder = holder(claim.name(), &value, None);
             assert_eq!((holder.owner, holder.is_reserved), (Some(claim.owner()), false));
-            assert_eq!(holder.token.unwrap().get(), 42);
-            assert_eq!(holder.label.as_deref(), claim.label());
-            assert_eq!(holder.pid, Some(std::process::id()));
+            assert_eq!(
+                (holder.token.unwrap().get(), holder.label.as_deref()),
+                (42, claim.label())
+            );
             let acquired = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-            assert_eq!(holder.acquired_at, Some(acquired));
+            assert_eq!(
+                (holder.acquired_at, holder.pid),
+                (Some(acquired), Some(std::process::id()))
+            );
             assert_eq!((holder.mode, read_mode(&mode(held))), (held, held));
         }
     }
 
     #[test]
-    fn a_name_that_is_only_reserved_is_told_with_its_last_owner() {
+    fn a_name_that_is_only_reserved_and_a_later_format_are_told_as_far_as_they_are_known() {
         let claim = Claim::new("n".parse().unwrap(), Duration::from_secs(1));
-        let value = format!("1 reserved:{} 42 1700000000000000 client 7 host", claim.owner());
-        let holder = holder(claim.name(), &value, None);
-        assert!(holder.is_reserved);
-        assert_eq!((holder.owner, holder.pid), (Some(claim.owner()), Some(7)));
-    }
-
-    #[test]
-    fn of_a_later_format_owner_and_token_are_read() {
-        let claim = Claim::new("n".parse().unwrap(), Duration::from_secs(1));
-        let holder = holder(claim.name(), &format!("7 {} 42 other things", claim.owner()), None);
-        assert_eq!(holder.owner, Some(claim.owner()));
-        assert_eq!(holder.token.unwrap().get(), 42);
-        assert_eq!(holder.pid, None);
+        let (owner, told) = (claim.owner(), |value: String| holder(claim.name(), &value, None));
+        let reserved = told(format!("1 reserved:{owner} 42 1700000000000000 client 7 host"));
+        assert_eq!(
+            (reserved.owner, reserved.pid, reserved.is_reserved),
+            (Some(owner), Some(7), true)
+        );
+        let later = told(format!("7 {owner} 42 other things"));
+        assert_eq!(
+            (later.owner, later.token.unwrap().get(), later.pid),
+            (Some(owner), 42, None)
+        );
     }
 }

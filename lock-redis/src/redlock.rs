@@ -5,11 +5,8 @@
 //! token, so that every later majority knows a counter that is at least as high.
 
 mod attempt;
-mod config;
-mod membership;
 mod node;
 mod quorum;
-mod restart;
 #[cfg(test)]
 #[path = "../tests/simulation/redlock.rs"]
 mod simulation;
@@ -24,42 +21,132 @@ use lock_core::{
     Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Mode, Released, Renewal, Scope,
     ServerInfo, Wait,
 };
+use tokio::time::{Instant, sleep};
 
 use crate::client::Client;
-
-pub use config::RedlockConfig;
-pub(crate) use membership::Membership;
+use crate::server_check::several;
+use crate::settings::Settings;
 
 use attempt::LAST_POLL;
+use node::{Born, Node};
 use quorum::{Quorum, by_owner, most_agree};
 
-/// Locks on a majority of several independent Redis servers, exclusive or shared. Semaphores are [`LockError::NotSupported`].
-///
-/// Clones share the connections, one to each node. Dropping the last clone closes them and leaves what it held to expire;
-/// [`close`](DistributedLock::close) releases it.
-#[derive(Clone, Debug)]
-pub struct RedlockLock {
-    quorum: Arc<Quorum<Client>>,
-}
+/// How long connecting waits for nodes that are slower than the majority.
+const STRAGGLERS: Duration = Duration::from_secs(1);
 
-impl RedlockLock {
-    /// Connects to the nodes at an address such as `redlock://host1,host2,host3`; see [`RedlockConfig::from_url`].
-    ///
-    /// # Errors
-    ///
-    /// As [`RedlockConfig::from_url`] and [`RedlockConfig::connect`].
-    pub async fn connect(url: impl AsRef<str>) -> Result<Self, LockError> {
-        RedlockConfig::from_url(url.as_ref())?.connect().await
+/// Nodes that all begin without data within this time, or within `max_ttl` if that is less, are new together.
+const TOGETHER: Duration = Duration::from_secs(10);
+
+/// How exactly the start of a process is known.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Locks on a majority of the nodes, exclusive or shared.
+#[derive(Debug)]
+pub(crate) struct Redlock(Quorum<Client>);
+
+impl Redlock {
+    pub(crate) fn new(settings: &Settings) -> Result<Self, LockError> {
+        let nodes = settings.nodes()?.into_iter().map(|node| Arc::new(Client::new(node)));
+        let (op_timeout, max_ttl) = (settings.config.op_timeout, settings.config.max_ttl);
+        let (executor, held) = (settings.executor.clone(), settings.subscriptions.clone());
+        Ok(Self(Quorum::new(nodes.collect(), executor, op_timeout, max_ttl, held)))
+    }
+
+    /// Connects to as many nodes as answer soon, and at least to a majority.
+    pub(crate) async fn connect(&self) -> Result<(), LockError> {
+        let quorum = &self.0;
+        let mut round = quorum.ask("connecting", &(), |_, node, ()| async move { node.connect().await });
+        let (mut connected, mut errors) = (0, Vec::new());
+        let mut late = std::pin::pin!(sleep(quorum.op_timeout));
+        loop {
+            let answer = tokio::select! {
+                biased;
+                answer = round.next() => answer,
+                () = &mut late => None,
+            };
+            match answer {
+                None => break,
+                Some((_, Ok(()))) => {
+                    connected += 1;
+                    if connected == quorum.majority() {
+                        late.as_mut().reset(Instant::now() + STRAGGLERS.min(quorum.op_timeout));
+                    }
+                }
+                // No retry mends it: that it is but one node now does not make it right.
+                Some((node, Err(error))) if !error.is_retryable() => {
+                    return Err(quorum.no_majority("connecting", vec![(node, error)]));
+                }
+                Some((node, Err(error))) => errors.push((node, error)),
+            }
+        }
+        if connected < quorum.majority() {
+            return Err(quorum.no_majority("connecting", errors));
+        }
+        for (node, error) in &errors {
+            let place = quorum.nodes[*node].place();
+            tracing::warn!(target: "fencelock", "locks do without node {place}, which cannot be reached: {error}");
+        }
+        if connected < quorum.len() {
+            return Ok(());
+        }
+        match quorum.open_new().await {
+            Err(error) if error.is_retryable() => {
+                tracing::debug!(target: "fencelock", "it is not known since when the nodes have their data: {error}");
+                Ok(())
+            }
+            done => done.map(drop),
+        }
     }
 }
 
+impl<N: Node> Quorum<N> {
+    /// Lets the nodes grant locks at once if all of them began without data at about the same time: none of them can have forgotten
+    /// what another one knows. Returns whether a majority grants.
+    ///
+    /// A node that alone lacks data may have granted leases that it has lost, and waits for their end.
+    async fn open_new(&self) -> Result<bool, LockError> {
+        let all = self.born(vec![String::new(); self.len()]).await?;
+        let is_open = |born: &[Born]| born.iter().filter(|born| !born.is_new).count() >= self.majority();
+        let together = TOGETHER.min(self.max_ttl);
+        let began_together = spread(all.iter().map(|born| born.age)) <= together
+            && spread(all.iter().map(|born| born.process_age)) <= together.saturating_sub(SECOND).max(SECOND);
+        if all.len() < self.len() || !began_together || all.iter().any(|born| !born.is_new) {
+            // Another client may have let them.
+            return Ok(is_open(&all));
+        }
+        let since = all.into_iter().map(|born| born.since).collect();
+        Ok(is_open(&self.born(since).await?))
+    }
+
+    /// What each node says of its data, in the order of the nodes. None if the user may not let a node grant locks.
+    async fn born(&self, open: Vec<String>) -> Result<Vec<Born>, LockError> {
+        let mut round = self.ask("connecting", &open, |number, node, open| async move {
+            node.born(&open[number]).await
+        });
+        let mut all = BTreeMap::new();
+        while let Some((node, born)) = round.next().await {
+            match born.map_err(|error| self.no_majority("connecting", vec![(node, error)]))? {
+                Some(born) => all.insert(node, born),
+                None => return Ok(Vec::new()),
+            };
+        }
+        Ok(all.into_values().collect())
+    }
+}
+
+/// Between the least and the most of them.
+fn spread(ages: impl Iterator<Item = Duration> + Clone) -> Duration {
+    let (least, most) = (ages.clone().min(), ages.max());
+    most.unwrap_or_default().saturating_sub(least.unwrap_or_default())
+}
+
 #[async_trait]
-impl DistributedLock for RedlockLock {
+impl DistributedLock for Redlock {
     fn capabilities(&self) -> Capabilities {
         let shortest = Capabilities::new(Scope::Server).min_ttl;
         Capabilities::new(Scope::Server)
-            .with_ttl_range(shortest, self.quorum.max_ttl)
-            .with_op_timeout(self.quorum.op_timeout)
+            .with_ttl_range(shortest, self.0.max_ttl)
+            .with_op_timeout(self.0.op_timeout)
             // A waiter asks about that often.
             .with_give_way(LAST_POLL)
             .with_inspection()
@@ -68,29 +155,28 @@ impl DistributedLock for RedlockLock {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        check_mode(claim)?;
-        self.quorum.try_acquire(claim).await
+        self.acquire(claim, Wait::until(Some(self.0.now()))).await
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        // A lease without a claim is not one of ours.
-        let Some(claim) = lease.claim() else {
-            return Ok(Renewal::NotHeld);
-        };
-        Ok(renewal(self.quorum.renew(claim).await?))
+        match lease.claim() {
+            Some(claim) => Ok(renewal(self.0.renew(claim).await?)),
+            // It is not one of ours.
+            None => Ok(Renewal::NotHeld),
+        }
     }
 
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         let released = match keep {
-            Some(rest) => {
-                self.quorum.held.forget(claim.owner());
-                let round = self.quorum.ask("release", claim, move |_, node, claim| async move {
-                    let released = node.release("release", &claim, Some(rest)).await?;
+            Some(_) => {
+                self.0.held.forget(claim.owner());
+                let round = self.0.ask("release", claim, move |_, node, claim| async move {
+                    let released = DistributedLock::release(&*node, &claim, keep).await?;
                     Ok(Some(released == Released::Released))
                 });
-                self.quorum.released(round).await?
+                self.0.released(round).await?
             }
-            None => self.quorum.release(claim).await?,
+            None => self.0.release(claim).await?,
         };
         Ok(match released {
             true => Released::Released,
@@ -99,103 +185,75 @@ impl DistributedLock for RedlockLock {
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
-        check_mode(claim)?;
-        self.quorum.acquire(claim, wait).await
+        // Majorities guarantee only that of two claims that exclude each other one does not hold: of n permits, almost 2 n could be granted.
+        match claim.mode() {
+            Mode::Exclusive | Mode::Shared => self.0.acquire(claim, wait).await,
+            _ => Err(LockError::not_supported("a semaphore on Redlock")),
+        }
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
-        let Some(token) = self.quorum.held.token(claim.owner()) else {
-            return Ok(Renewal::NotHeld);
-        };
-        let round = self.quorum.ask("reservation", claim, move |_, node, claim| async move {
-            let (node, claim) = (&*node, &claim);
-            let asking = |connection, _| async move { node.reserve_on(&connection, claim, token, length).await };
-            let renewal = node.call("reservation", claim.name(), asking).await?;
-            Ok(Some(renewal == Renewal::Renewed))
+        let round = self.0.ask("reservation", claim, move |_, node, claim| async move {
+            Ok(Some(node.reserve(&claim, length).await? == Renewal::Renewed))
         });
-        let reserved = self.quorum.decide(round, |_, _| None).await?;
-        match reserved {
-            true => self.quorum.held.reserved(claim.owner(), self.quorum.now() + length),
-            false => self.quorum.held.forget(claim.owner()),
-        }
-        Ok(renewal(reserved))
+        let renewal = renewal(self.0.decide(round, |_, _| None).await?);
+        self.0.held.reserved(claim.owner(), renewal, self.0.now() + length);
+        Ok(renewal)
     }
 
     async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-        const OPERATION: &str = "asking who holds a lock";
-        let round = self.quorum.ask(
-            OPERATION,
-            name,
-            |_, node, name| async move { node.holders(&name).await },
-        );
-        let answers = self.quorum.collect(round).await?;
+        let round = self.0.ask("asking who holds a lock", name, |_, node, name| async move {
+            node.holders(&name).await
+        });
+        let answers = self.0.collect(round).await?;
         let answered = answers.len();
-        Ok(self.quorum.holders(answers.into_iter().flatten(), answered))
+        Ok(self.0.holders(answers.into_iter().flatten(), answered))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
         let about = prefix.to_owned();
-        let round = self.quorum.ask("listing locks", &about, |_, node, prefix| async move {
+        let round = self.0.ask("listing locks", &about, |_, node, prefix| async move {
             node.list(&prefix).await
         });
-        let answers = self.quorum.collect(round).await?;
+        let answers = self.0.collect(round).await?;
         let answered = answers.len();
-        let mut names = BTreeMap::<LockName, Vec<Holder>>::new();
+        let mut names = BTreeMap::<_, Vec<Holder>>::new();
         for holder in answers.into_iter().flatten() {
-            if let Some(name) = &holder.name {
-                names.entry(name.clone()).or_default().push(holder);
-            }
+            names.entry(holder.name.clone()).or_default().push(holder);
         }
         let holders = names.into_values();
-        Ok(holders
-            .flat_map(|holders| self.quorum.holders(holders, answered))
-            .collect())
+        Ok(holders.flat_map(|holders| self.0.holders(holders, answered)).collect())
     }
 
     async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-        const OPERATION: &str = "forced release";
-        let round = self.quorum.ask(OPERATION, name, |_, node, name| async move {
-            let asking = async { node.force_release_on(&node.router().any().await?, &name).await };
-            node.limited(OPERATION, asking).await
+        let round = self.0.ask("forced release", name, |_, node, name| async move {
+            node.force_release(&name).await
         });
-        let mut owners = by_owner(self.quorum.collect(round).await?.into_iter().flatten());
-        // What only a minority has, another claim has asked for at the same time.
+        let mut owners = by_owner(self.0.collect(round).await?.into_iter().flatten());
+        // What only a minority has, another claim has asked for at the same time. Of the first, the holder may have been told by one node and
+        // have released the others since.
         owners.sort_by_key(|holders| std::cmp::Reverse(holders.len()));
-        let majority = self.quorum.majority();
-        let is_held = |(at, holders): &(usize, Vec<Holder>)| {
-            // The holder may have been told by one node and have released the others since.
-            *at == 0 || holders.len() >= majority
-        };
-        let ended = owners.into_iter().enumerate().filter(is_held);
-        Ok(ended.filter_map(|(_, holders)| most_agree(&holders).cloned()).collect())
+        let majority = owners.iter().take_while(|holders| holders.len() >= self.0.majority());
+        let ended = majority.count().max(1);
+        Ok(owners
+            .iter()
+            .take(ended)
+            .filter_map(|holders| most_agree(holders).cloned())
+            .collect())
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {
         const OPERATION: &str = "asking for the settings of the servers";
-        let mut round = self.quorum.ask(OPERATION, &(), |_, node, ()| async move {
-            let asking = async {
-                let connection = node.router().any().await?;
-                connection.use_rare_commands(&node.settings().keys.unused()).await?;
-                let warnings = connection.look().await?.warnings();
-                Ok(connection.version().clone().with_warnings(warnings))
-            };
-            node.limited(OPERATION, asking).await
-        });
-        let (mut versions, mut warnings, mut errors) = (Vec::new(), Vec::new(), Vec::new());
+        let mut round = self
+            .0
+            .ask(OPERATION, &(), |_, node, ()| async move { node.server_info().await });
+        let (mut servers, mut warnings, mut errors) = (Vec::new(), Vec::new(), Vec::new());
         while let Some((node, answer)) = round.next().await {
-            let place = &self.quorum.nodes[node].settings().target;
+            let place = self.0.nodes[node].place();
             match answer {
-                Ok(server) => {
-                    versions.push(server.to_string());
-                    warnings.extend(
-                        server
-                            .warnings
-                            .into_iter()
-                            .map(|warning| format!("node {place}: {warning}")),
-                    );
-                }
+                Ok(server) => servers.push((place, server)),
                 Err(error) if !error.is_retryable() => {
-                    return Err(self.quorum.no_majority("check", vec![(node, error)]));
+                    return Err(self.0.no_majority("check", vec![(node, error)]));
                 }
                 Err(error) => {
                     warnings.push(format!("node {place} does not take part: {error}"));
@@ -203,35 +261,21 @@ impl DistributedLock for RedlockLock {
                 }
             }
         }
-        if errors.len() > self.quorum.len() - self.quorum.majority() {
-            return Err(self.quorum.no_majority(OPERATION, errors));
+        if errors.len() > self.0.len() - self.0.majority() {
+            return Err(self.0.no_majority(OPERATION, errors));
         }
-        versions.sort_unstable();
-        versions.dedup();
-        let product = format!("Redlock on {} nodes:", self.quorum.len());
-        Ok(ServerInfo::new(product, versions.join(", ")).with_warnings(warnings))
+        let product = format!("Redlock on {} nodes:", self.0.len());
+        Ok(several(product, servers, warnings))
     }
 
     async fn close(&self) -> Result<(), LockError> {
-        self.quorum.settle().await;
-        let now = self.quorum.now();
-        let held = self.quorum.held.holding().into_iter();
-        let releasing = held.map(|(claim, reserved_until)| async move {
-            let rest = reserved_until.map(|until| until.since(now));
-            self.release(&claim, rest.filter(|rest| !rest.is_zero())).await
-        });
+        self.0.settle().await;
+        let held = self.0.held.holding(self.0.now()).into_iter();
+        let releasing = held.map(|(claim, keep)| async move { self.release(&claim, keep).await });
         let released = join_all(releasing).await;
-        self.quorum.settle().await;
-        self.quorum.nodes.iter().for_each(|node| node.router().close());
+        self.0.settle().await;
+        self.0.nodes.iter().for_each(|node| node.router.close());
         released.into_iter().try_for_each(|released| released.map(drop))
-    }
-}
-
-/// Majorities guarantee only that of two claims that exclude each other one does not hold: of n permits, almost 2 n could be granted.
-fn check_mode(claim: &Claim) -> Result<(), LockError> {
-    match claim.mode() {
-        Mode::Exclusive | Mode::Shared => Ok(()),
-        _ => Err(LockError::not_supported("a semaphore on Redlock")),
     }
 }
 

@@ -1,28 +1,32 @@
 //! Which server a request goes to.
 
-use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{LockError, LockName};
+use lock_transport::{Connect, Reconnecting};
+use tokio::runtime::Handle;
 
-use crate::connection::Connection;
+use crate::connection::{Connection, Socket};
 use crate::error::Failure;
-use crate::reconnect::Reconnecting;
+use crate::sentinel::Sentinels;
+use crate::settings::Settings;
+use crate::transport::Place;
+
+/// How long a node of several is not tried again after it could not be reached. The majority goes on without it, and an attempt with each
+/// request makes lock + release slower for as long as the node is down.
+const REST: Duration = Duration::from_millis(50);
 
 /// Finds the server of each name.
 #[async_trait]
-pub(crate) trait Router: fmt::Debug + Send + Sync {
+pub(crate) trait Router: Send + Sync {
     /// A connection to the server of the name, made if there is none.
     async fn connection(&self, name: &LockName) -> Result<Connection, Failure>;
 
     /// A connection to each server that stores locks.
     async fn all(&self) -> Result<Vec<Connection>, Failure>;
-
-    /// A connection to any of them.
-    async fn any(&self) -> Result<Connection, Failure> {
-        let connection = self.all().await?.into_iter().next();
-        connection.ok_or(Failure::Nonsense)
-    }
 
     /// Decides what to do after a request about the name has failed. `at` is `None` if there was no connection to send it on.
     async fn failed(&self, operation: &'static str, name: &LockName, at: Option<&Connection>, failure: Failure)
@@ -62,18 +66,68 @@ pub(crate) enum Next {
     Fail(LockError),
 }
 
+/// How a server is found and connected to.
+pub(crate) struct Opening {
+    discovery: Discovery,
+    settings: Arc<Settings>,
+    /// Whether the client has found a primary before.
+    was_primary: AtomicBool,
+}
+
+pub(crate) enum Discovery {
+    /// The server is always at this place.
+    Fixed(Place),
+    /// Sentinels name the place of the primary.
+    Sentinels(Arc<Sentinels>),
+}
+
+impl Opening {
+    /// Starts without a connection; the first request makes one.
+    pub(crate) fn reconnecting(discovery: Discovery, settings: &Arc<Settings>) -> Reconnecting<Self> {
+        let opening = Self {
+            discovery,
+            settings: Arc::clone(settings),
+            was_primary: AtomicBool::new(false),
+        };
+        let rest = settings.node.as_ref().map_or(Duration::ZERO, |_| REST);
+        Reconnecting::new(opening, settings.executor.clone(), settings.config.op_timeout).with_rest(rest)
+    }
+}
+
+impl Connect for Opening {
+    type Connection = Socket;
+
+    async fn connect(&self, _: Handle) -> Result<Socket, LockError> {
+        let open = |place: Place| async move {
+            let opened = Socket::open(&place, &self.settings, &self.was_primary).await;
+            opened.map_err(|failure| failure.explain("connecting"))
+        };
+        match &self.discovery {
+            Discovery::Fixed(place) => open(place.clone()).await,
+            Discovery::Sentinels(sentinels) => Arc::clone(sentinels).connect(open).await,
+        }
+    }
+
+    fn is_broken(socket: &Socket) -> bool {
+        socket.ending().is_cancelled()
+    }
+
+    fn close(socket: &Socket) {
+        socket.close();
+    }
+}
+
 /// All names are at one server, which one connection leads to.
-#[derive(Debug)]
-pub(crate) struct SingleServer(pub(crate) Reconnecting);
+pub(crate) struct SingleServer(pub(crate) Reconnecting<Opening>);
 
 #[async_trait]
 impl Router for SingleServer {
     async fn connection(&self, _: &LockName) -> Result<Connection, Failure> {
-        self.0.connection().await
+        Ok(Connection::new(self.0.get().await?))
     }
 
     async fn all(&self) -> Result<Vec<Connection>, Failure> {
-        Ok(vec![self.0.connection().await?])
+        Ok(vec![Connection::new(self.0.get().await?)])
     }
 
     async fn failed(&self, operation: &'static str, _: &LockName, at: Option<&Connection>, failure: Failure) -> Next {
@@ -87,7 +141,7 @@ impl Router for SingleServer {
     }
 
     fn current(&self) -> Option<Connection> {
-        self.0.current()
+        self.0.current().map(Connection::new)
     }
 
     fn close(&self) {

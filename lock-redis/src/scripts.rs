@@ -1,10 +1,12 @@
-//! The scripts, as the server gets them.
+//! The scripts, as the server gets them, and their answers, which are lists of fields.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
-use redis::{Cmd, ErrorKind, RedisError, Script as Text, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, Script as Text, ServerErrorKind, Value};
 
 use crate::connection::Connection;
+use crate::error::Failure;
 
 /// A script.
 pub(crate) struct Script {
@@ -62,5 +64,40 @@ impl Script {
             }
             answer => answer,
         }
+    }
+}
+
+/// The fields of an answer, one after the other.
+pub(crate) struct Fields(std::vec::IntoIter<Value>);
+
+impl Fields {
+    pub(crate) fn read(value: Value) -> Result<Self, Failure> {
+        match value {
+            Value::Array(fields) => Ok(Self(fields.into_iter())),
+            _ => Err(Failure::Nonsense),
+        }
+    }
+
+    pub(crate) fn field<T: FromRedisValue>(&mut self) -> Result<T, Failure> {
+        let value = self.0.next().unwrap_or(Value::Nil);
+        redis::from_redis_value(value).map_err(|_| Failure::Nonsense)
+    }
+
+    pub(crate) fn word(&mut self) -> Result<String, Failure> {
+        self.field()
+    }
+
+    pub(crate) fn number(&mut self) -> Result<u64, Failure> {
+        self.field()
+    }
+
+    /// A time in milliseconds, or `None` for a negative number: a key that has no end.
+    pub(crate) fn time(&mut self) -> Result<Option<Duration>, Failure> {
+        let millis: i64 = self.field()?;
+        Ok(u64::try_from(millis).ok().map(Duration::from_millis))
+    }
+
+    pub(crate) fn has_more(&self) -> bool {
+        self.0.len() > 0
     }
 }

@@ -4,24 +4,30 @@
 //! failover has a number, which sentinels that have missed it do not know. The client stays subscribed to what the sentinels announce, so that a
 //! connection to a server that has been replaced is closed at once although that server still answers.
 
-mod connection;
-
-use std::fmt::{self, Write};
+use std::collections::HashMap;
+use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use lock_core::LockError;
+use lock_transport::Endpoint;
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, FromRedisValue, PushInfo, PushKind};
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::connection::Socket;
-use crate::login::Login;
+use crate::config::{Service, joined};
+use crate::connection::{Socket, read};
+use crate::error::{self, Failure};
 use crate::transport::Place;
 
-use connection::{Answer, Named, Sentinel, explain};
+/// What sentinels announce when they name another primary. The one that leads a failover announces `+switch-master` only when the other
+/// replicas follow the new primary, and `+promoted-slave` before that; and `+monitor` when they are told of another service by that name.
+const EVENTS: [&str; 3] = ["+switch-master", "+promoted-slave", "+monitor"];
 
 /// The longest that one sentinel may take to connect and answer.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -35,38 +41,6 @@ const RETRY: Duration = Duration::from_millis(200);
 /// How often sentinels are asked that announce nothing.
 const WATCH_EVERY: Duration = Duration::from_secs(5);
 
-/// A service, and the sentinels that know its primary.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Service {
-    pub(crate) name: String,
-    /// All of them with TLS or none; so are the servers.
-    pub(crate) sentinels: Vec<Place>,
-    /// For the sentinels.
-    pub(crate) login: Login,
-}
-
-impl Service {
-    pub(crate) fn new(name: impl Into<String>, sentinels: Vec<Place>) -> Self {
-        Self {
-            name: name.into(),
-            sentinels,
-            login: Login::default(),
-        }
-    }
-
-    /// The places of the sentinels, for display.
-    fn hosts(&self) -> String {
-        let places: Vec<_> = self.sentinels.iter().map(Place::to_string).collect();
-        places.join(", ")
-    }
-}
-
-impl fmt::Display for Service {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} of the sentinels {}", self.name, self.hosts())
-    }
-}
-
 /// The sentinels of a service, as one client asks them.
 pub(crate) struct Sentinels {
     service: Service,
@@ -75,24 +49,34 @@ pub(crate) struct Sentinels {
     followed: AtomicU64,
 }
 
+/// A connection to a sentinel that is subscribed to [`EVENTS`].
+struct Sentinel {
+    con: MultiplexedConnection,
+    /// Has a message for each announcement, and when the connection ends.
+    announcements: mpsc::UnboundedReceiver<()>,
+    _closing: DropGuard,
+}
+
+/// The primary that a sentinel names.
+struct Named {
+    place: Place,
+    /// The number of the configuration that it is from. Each failover makes a higher one.
+    epoch: u64,
+}
+
 /// For each sentinel, by its number in the address, the connection to it, if there is one.
 type Connections = Vec<Option<Sentinel>>;
 
 impl Sentinels {
-    pub(crate) fn new(service: Service, op_timeout: Duration) -> Result<Self, LockError> {
-        if service.sentinels.is_empty() || service.name.is_empty() {
-            return Err(LockError::configuration(
-                "there is no sentinel, or no name of a service; give at least one sentinel and the name that it knows the service by",
-            ));
-        }
-        Ok(Self {
+    pub(crate) fn new(service: Service, op_timeout: Duration) -> Self {
+        Self {
             service,
             op_timeout,
             followed: AtomicU64::new(0),
-        })
+        }
     }
 
-    /// Connects to the primary by `open`, which refuses a server that is none.
+    /// Connects by `open` to the primary that the latest configuration names. `open` refuses a server that is none.
     pub(crate) async fn connect<F>(self: Arc<Self>, open: impl Fn(Place) -> F) -> Result<Socket, LockError>
     where
         F: Future<Output = Result<Socket, LockError>>,
@@ -100,10 +84,26 @@ impl Sentinels {
         // Less than the caller waits, so that it gets the reason.
         let end = Instant::now() + self.op_timeout * 3 / 4;
         loop {
-            let error = match Arc::clone(&self).attempt(&open, end).await {
-                Ok(socket) => return Ok(socket),
-                Err(error) => error,
-            };
+            let mut connections = Connections::default();
+            let (named, failed) = self.ask(&mut connections).await;
+            let mut unusable = None;
+            // Mostly it is one.
+            for place in self.latest(&named).unwrap_or_default() {
+                // Also if the sentinels took most of the time.
+                let end = end.max(Instant::now() + self.op_timeout / 5);
+                let opened = timeout_at(end, open(place.clone())).await;
+                let silent =
+                    || format!("the server at {place}, which the sentinels name as the primary, does not answer");
+                match opened.unwrap_or_else(|_| Err(LockError::unavailable("connecting", silent()))) {
+                    Ok(socket) => {
+                        let ending = socket.ending().clone();
+                        Handle::current().spawn(self.watch(connections, place.clone(), ending));
+                        return Ok(socket);
+                    }
+                    Err(error) => unusable = Some(self.explained(place, error)),
+                }
+            }
+            let error = unusable.unwrap_or_else(|| self.unknown(&named, failed));
             if !error.is_retryable() || Instant::now() + RETRY > end {
                 return Err(error);
             }
@@ -112,57 +112,21 @@ impl Sentinels {
         }
     }
 
-    /// Asks all sentinels once, and connects to the primary that the latest configuration names.
-    async fn attempt<F>(self: Arc<Self>, open: impl Fn(Place) -> F, end: Instant) -> Result<Socket, LockError>
-    where
-        F: Future<Output = Result<Socket, LockError>>,
-    {
-        let mut connections = Connections::default();
-        let (named, failed) = self.ask(&mut connections).await;
-        let mut unusable = None;
-        // Mostly it is one.
-        for place in self.latest(&named).unwrap_or_default() {
-            // Also if the sentinels took most of the time.
-            let end = end.max(Instant::now() + self.op_timeout / 5);
-            let opened = match timeout_at(end, open(place.clone())).await {
-                Ok(opened) => opened,
-                Err(_) => Err(LockError::unavailable(
-                    "connecting",
-                    format!("the server at {place}, which the sentinels name as the primary, does not answer"),
-                )),
-            };
-            match opened {
-                Ok(socket) => {
-                    let (place, ending) = (place.clone(), socket.ending());
-                    Handle::current().spawn(self.watch(connections, place, ending));
-                    return Ok(socket);
-                }
-                Err(error) => unusable = Some(self.explained(place, error)),
-            }
-        }
-        Err(unusable.unwrap_or_else(|| self.unknown(&named, failed)))
-    }
-
     /// Asks all sentinels, at the same time, for the primary; connects to those to which there is no connection. As soon as a majority has
     /// answered, and not only with what is older than what was followed before, waits only a little for the others.
     async fn ask(&self, connections: &mut Connections) -> (Vec<Named>, Vec<LockError>) {
         let count = self.service.sentinels.len();
         connections.resize_with(count, || None);
-        let mut asking: FuturesUnordered<_> = connections
-            .iter_mut()
-            .zip(&self.service.sentinels)
-            .map(|(connection, place)| self.ask_one(connection, place))
-            .collect();
-        let (mut named, mut failed) = (Vec::new(), Vec::new());
+        let pairs = connections.iter_mut().zip(&self.service.sentinels);
+        let mut asking: FuturesUnordered<_> = pairs.map(|(at, place)| self.ask_one(at, place)).collect();
+        let (mut named, mut failed) = (Vec::<Named>::new(), Vec::new());
         let mut end = None;
-        while named.len() + failed.len() < count {
-            let next = async {
-                match end {
-                    Some(end) => timeout_at(end, asking.next()).await.unwrap_or_default(),
-                    None => asking.next().await,
-                }
+        loop {
+            let next = match end {
+                Some(end) => timeout_at(end, asking.next()).await.unwrap_or_default(),
+                None => asking.next().await,
             };
-            match next.await {
+            match next {
                 Some(Ok(answer)) => named.push(answer),
                 Some(Err(error)) => failed.push(error),
                 None => break,
@@ -172,6 +136,7 @@ impl Sentinels {
                 end.get_or_insert(Instant::now() + STRAGGLERS);
             }
         }
+        drop(asking);
         (named, failed)
     }
 
@@ -180,28 +145,50 @@ impl Sentinels {
         let limit = LIMIT.min(self.op_timeout / 2);
         let known = connection.take();
         let asking = async {
-            let sentinel = match known {
-                Some(mut sentinel) => {
-                    // The answer comes after what was announced so far.
-                    while sentinel.announcements.try_recv().is_ok() {}
-                    sentinel
-                }
-                None => Sentinel::connect(place, &self.service.login, limit).await?,
+            let mut sentinel = match known {
+                Some(sentinel) => sentinel,
+                None => Sentinel::connect(place, &self.service, limit).await?,
             };
-            let answer = sentinel.primary(&self.service.name).await?;
+            // The answer comes after what was announced so far.
+            while sentinel.announcements.try_recv().is_ok() {}
+            let answer = self.primary(&mut sentinel.con, place).await?;
             *connection = Some(sentinel);
             Ok(answer)
         };
         match timeout(limit, asking).await {
-            Ok(Ok(Answer::Primary(named))) => Ok(named),
-            Ok(Ok(Answer::NoService { known })) => Err(self.no_service(&known)),
-            Ok(Err(failure)) => Err(explain(place, failure)),
+            Ok(answer) => answer.map_err(|failure| explain(place, failure)),
             Err(_) => {
                 let what = format!("the sentinel at {place} does not answer");
                 let cause = LockError::no_answer("asking a sentinel", limit);
                 Err(LockError::unavailable("connecting", what).with_source(cause))
             }
         }
+    }
+
+    /// The primary that the sentinel at `place` names.
+    async fn primary(&self, con: &mut MultiplexedConnection, place: &Place) -> Result<Named, Failure> {
+        let service = &*self.service.name;
+        let mut masters: Vec<HashMap<String, String>> = ask(con, redis::cmd("SENTINEL").arg("MASTERS")).await?;
+        let name = |master: &HashMap<String, String>| master.get("name").is_some_and(|name| name == service);
+        let Some(at) = masters.iter().position(name) else {
+            let known = masters.into_iter().filter_map(|mut master| master.remove("name"));
+            return Err(self.no_service(&joined(known)).into());
+        };
+        let master = masters.swap_remove(at);
+        let number = |field| master.get(field).and_then(|text| text.parse::<u64>().ok());
+        let (Some(epoch), Some(before)) = (number("config-epoch"), number("port")) else {
+            return Err(Failure::Nonsense);
+        };
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
+        let named: Option<(String, u16)> = ask(con, &question).await?;
+        let (host, port) = named.ok_or(Failure::Nonsense)?;
+        // While it leads a failover, it names the new primary before it has the number of the new configuration.
+        let is_switching = master.get("ip") != Some(&host) || before != u64::from(port);
+        Ok(Named {
+            place: place.at(Endpoint::new(host, port)),
+            epoch: epoch + u64::from(is_switching),
+        })
     }
 
     /// The primaries that the latest configuration of the answers names, if it is to be followed: one that is older than what was followed before
@@ -252,26 +239,26 @@ impl Sentinels {
     }
 
     /// The error if no sentinel names a primary that is to be followed.
-    fn unknown(&self, named: &[Named], failed: Vec<LockError>) -> LockError {
+    fn unknown(&self, named: &[Named], mut failed: Vec<LockError>) -> LockError {
+        let service = &self.service;
         if let Some(named) = named.first() {
             let message = format!(
                 "a failover is not known to the sentinels of {:?} that can be reached, which name {}; see that the others run and can be \
                  reached",
-                self.service.name, named.place
+                service.name, named.place
             );
             return LockError::unavailable("connecting", message);
         }
         // One that is set up in another way than the rest, or is just being set up, is no reason to give up.
-        let wrong = failed.iter().filter(|error| !error.is_retryable());
-        if wrong.clone().count() > failed.len() / 2
-            && let Some(wrong) = wrong.into_iter().next()
-        {
-            return wrong.clone();
+        let is_wrong = |error: &&LockError| !error.is_retryable();
+        if failed.iter().filter(is_wrong).count() > failed.len() / 2 {
+            let wrong = failed.iter().position(|error| is_wrong(&error));
+            return failed.swap_remove(wrong.unwrap_or_default());
         }
         let message = format!(
             "none of the sentinels {} names a primary of {:?}; see that they run, and that the address is right",
-            self.service.hosts(),
-            self.service.name
+            joined(&service.sentinels),
+            service.name
         );
         let error = LockError::unavailable("connecting", message);
         match failed.into_iter().next() {
@@ -280,13 +267,10 @@ impl Sentinels {
         }
     }
 
-    fn no_service(&self, known: &[String]) -> LockError {
-        let known = match known {
-            [] => "they watch none".to_owned(),
-            known => format!("they watch {}", known.join(", ")),
-        };
+    fn no_service(&self, known: &str) -> LockError {
+        let known = if known.is_empty() { "none" } else { known };
         let message = format!(
-            "the sentinels know no service {:?}; {known}. Correct the name behind the hosts in the address",
+            "the sentinels know no service {:?}; they watch {known}. Correct the name behind the hosts in the address",
             self.service.name
         );
         // Sentinels that knew it are being set up anew.
@@ -298,29 +282,72 @@ impl Sentinels {
 
     /// Adds to an error which server it is about, and why that one.
     fn explained(&self, place: &Place, mut error: LockError) -> LockError {
-        let which = format!(
-            "the server at {place}, which the sentinels name as the primary of {:?}",
-            self.service.name
-        );
-        match &mut error {
-            LockError::Configuration(info) => {
-                let _ = write!(
-                    info.message,
-                    ". This is {which}; USER:PASSWORD@ in the address is for the servers, sentinel_user and sentinel_password are for the \
-                     sentinels"
-                );
-            }
-            LockError::UnsafeConfiguration(info) => {
-                let _ = write!(info.message, ". This is {which}");
-            }
-            _ => {}
+        let name = &self.service.name;
+        let which = format!("the server at {place}, which the sentinels name as the primary of {name:?}");
+        if let LockError::Configuration(info) | LockError::UnsafeConfiguration(info) = &mut error {
+            // Writing to a string cannot fail.
+            let _ = write!(info.message, ". This is {which}");
+        }
+        if let LockError::Configuration(info) = &mut error {
+            info.message += "; USER:PASSWORD@ in the address is for the servers, sentinel_user and sentinel_password are for the sentinels";
         }
         error
     }
 }
 
-impl fmt::Debug for Sentinels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.service.fmt(f)
+impl Sentinel {
+    /// `limit` is how long that may take; with TLS less, so that the reason is told.
+    async fn connect(place: &Place, service: &Service, limit: Duration) -> Result<Self, Failure> {
+        let broken = CancellationToken::new();
+        // Should this future be dropped, so is the socket.
+        let closing = broken.clone().drop_guard();
+        let stream = place.connect(limit).await?;
+        let (tell, announcements) = mpsc::unbounded_channel();
+        let pushes = move |push: PushInfo| match push.kind {
+            // Without a receiver nothing is watched any more.
+            PushKind::Message | PushKind::Disconnection => tell.send(()),
+            _ => Ok(()),
+        };
+        let mut con = service.login.greet(stream, pushes, &broken).await?;
+        con.subscribe(&EVENTS[..]).await?;
+        Ok(Self {
+            con,
+            announcements,
+            _closing: closing,
+        })
     }
+}
+
+async fn ask<T: FromRedisValue>(con: &mut MultiplexedConnection, question: &Cmd) -> Result<T, Failure> {
+    read(Some(con.send_packed_command(question).await?))
+}
+
+/// Why a sentinel could not be asked.
+fn explain(place: &Place, failure: Failure) -> LockError {
+    let Failure::Redis(error) = failure else {
+        return failure.explain("asking a sentinel");
+    };
+    let (code, words) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
+    let message = match code {
+        "NOAUTH" => format!("the sentinel at {place} wants a password; give it as sentinel_password in the address"),
+        _ if error.kind() == ErrorKind::AuthenticationFailed || code == "WRONGPASS" => format!(
+            "the sentinel at {place} refused the user name or the password; correct sentinel_user and sentinel_password in the address"
+        ),
+        "ERR" if words.starts_with("unknown command") => format!(
+            "what answers at {place} is a Redis server and no sentinel; use {} for it, or give the addresses of its sentinels",
+            place.url("")
+        ),
+        _ if error::is_denied(&error) => {
+            format!("the user of the sentinel at {place} lacks a right; grant what docs/redis.md lists for sentinels")
+        }
+        _ => {
+            let hint = match error.is_connection_dropped() {
+                true => format!("; {}", place.hung_up()),
+                false => String::new(),
+            };
+            let what = format!("the sentinel at {place} cannot be asked{hint}");
+            return LockError::unavailable("connecting", what).with_source(error);
+        }
+    };
+    LockError::configuration(message).with_source(error)
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lock_core::{Claim, FencingToken, Grant, LossReason, OwnerId, Revoker, Stamp};
+use lock_core::{Claim, FencingToken, Grant, LossReason, OwnerId, Renewal, Revoker, Stamp};
 use tokio::sync::watch;
 
 /// The claims that wait or hold.
@@ -15,14 +15,12 @@ pub(crate) struct Subscriptions {
 
 enum Subscription {
     Waiting(watch::Sender<Option<Push>>),
-    Holding(Holding),
-}
-
-struct Holding {
-    claim: Claim,
-    token: FencingToken,
-    revoker: Revoker,
-    reserved_until: Option<Stamp>,
+    Holding {
+        claim: Claim,
+        token: FencingToken,
+        revoker: Revoker,
+        reserved_until: Option<Stamp>,
+    },
 }
 
 /// A message for a waiter.
@@ -57,12 +55,12 @@ impl Subscriptions {
 
     /// Listens for a claim that holds, until it is forgotten. If this grant has been released by force meanwhile, it is lost.
     pub(crate) fn hold(&self, grant: &Grant) {
-        let holding = Subscription::Holding(Holding {
+        let holding = Subscription::Holding {
             claim: grant.claim.clone(),
             token: grant.token,
             revoker: grant.revoker(),
             reserved_until: None,
-        });
+        };
         if let Some(Subscription::Waiting(tell)) = self.lock().insert(grant.claim.owner(), holding)
             && *tell.borrow() == Some(Push::Taken(grant.token))
         {
@@ -73,15 +71,20 @@ impl Subscriptions {
     /// The token of the claim that holds.
     pub(crate) fn token(&self, owner: OwnerId) -> Option<FencingToken> {
         match self.lock().get(&owner)? {
-            Subscription::Holding(holding) => Some(holding.token),
+            Subscription::Holding { token, .. } => Some(*token),
             Subscription::Waiting(_) => None,
         }
     }
 
-    /// Takes note of a reservation by the claim that holds.
-    pub(crate) fn reserved(&self, owner: OwnerId, until: Stamp) {
-        if let Some(Subscription::Holding(holding)) = self.lock().get_mut(&owner) {
-            holding.reserved_until = Some(until);
+    /// Takes note of the answer to a reservation of the claim that holds. One that does not hold is forgotten.
+    pub(crate) fn reserved(&self, owner: OwnerId, renewal: Renewal, until: Stamp) {
+        let mut subscriptions = self.lock();
+        match subscriptions.get_mut(&owner) {
+            Some(Subscription::Holding { reserved_until, .. }) if renewal == Renewal::Renewed => {
+                *reserved_until = Some(until);
+            }
+            _ if renewal == Renewal::Renewed => {}
+            _ => drop(subscriptions.remove(&owner)),
         }
     }
 
@@ -90,10 +93,15 @@ impl Subscriptions {
         self.lock().remove(&owner);
     }
 
-    /// Every claim that holds, as far as known, and until when its name is reserved.
-    pub(crate) fn holding(&self) -> Vec<(Claim, Option<Stamp>)> {
-        let holding = |listener: &Subscription| match listener {
-            Subscription::Holding(holding) => Some((holding.claim.clone(), holding.reserved_until)),
+    /// Every claim that holds, as far as known, and for how long its name is still reserved.
+    pub(crate) fn holding(&self, now: Stamp) -> Vec<(Claim, Option<Duration>)> {
+        let holding = |subscription: &Subscription| match subscription {
+            Subscription::Holding {
+                claim, reserved_until, ..
+            } => {
+                let keep = reserved_until.map(|until| until.since(now));
+                Some((claim.clone(), keep.filter(|keep| !keep.is_zero())))
+            }
             Subscription::Waiting(_) => None,
         };
         self.lock().values().filter_map(holding).collect()
@@ -111,8 +119,8 @@ impl Subscriptions {
                 tell.send_replace(Some(push));
             }
             // That of an earlier grant to the same claim may come late.
-            (Some(Subscription::Holding(holding)), Push::Taken(token)) if token == holding.token => {
-                holding.revoker.revoke(LossReason::NotHeld);
+            (Some(Subscription::Holding { token, revoker, .. }), Push::Taken(taken)) if taken == *token => {
+                revoker.revoke(LossReason::NotHeld);
                 subscriptions.remove(&owner);
             }
             _ => {}
@@ -186,17 +194,22 @@ mod tests {
             life: Duration::from_millis(5000),
             tokens: 64,
         };
-        let message = format!("granted {owner} 1700000000000001 77 5000 64");
-        assert_eq!(read(&message), Some((owner, granted)));
-        let first = Push::First(Duration::from_millis(250));
-        assert_eq!(read(&format!("first {owner} 250")), Some((owner, first)));
-        let taken = Push::Taken(FencingToken::new(42).unwrap());
-        assert_eq!(read(&format!("taken {owner} 42")), Some((owner, taken)));
-        for nonsense in ["", "granted", "granted x 1 2 3", "taken x 1"] {
-            assert_eq!(read(nonsense), None, "{nonsense}");
-        }
-        for nonsense in [format!("granted {owner} 0 1 1"), format!("taken {owner}")] {
-            assert_eq!(read(&nonsense), None, "{nonsense}");
+        for (message, push) in [
+            (format!("granted {owner} 1700000000000001 77 5000 64"), Some(granted)),
+            (
+                format!("first {owner} 250"),
+                Some(Push::First(Duration::from_millis(250))),
+            ),
+            (
+                format!("taken {owner} 42"),
+                Some(Push::Taken(FencingToken::new(42).unwrap())),
+            ),
+            (String::new(), None),
+            ("taken x 1".to_owned(), None),
+            (format!("granted {owner} 0 1 1 1"), None),
+            (format!("taken {owner}"), None),
+        ] {
+            assert_eq!(read(&message), push.map(|push| (owner, push)), "{message}");
         }
     }
 

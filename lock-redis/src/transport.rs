@@ -1,4 +1,4 @@
-//! The socket under a connection.
+//! Where a server listens, and how a connection to it begins.
 
 use std::fmt;
 use std::io;
@@ -7,14 +7,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lock_core::LockError;
-use lock_transport::{Endpoint, tcp};
+use lock_transport::{Endpoint, Secret, tcp};
 #[cfg(feature = "tls")]
 use lock_transport::{TlsFiles, tls};
+use redis::aio::{AsyncPushSender, MultiplexedConnection};
+use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 
 use crate::error::Failure;
 
-/// Where the server listens.
+/// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Tcp(Endpoint),
@@ -31,21 +35,15 @@ const PEER: tls::Peer = tls::Peer {
     client_auth: ". Redis wants one unless its tls-auth-clients is off",
 };
 
-/// Whatever carries the bytes.
+/// What carries the bytes.
 pub(crate) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
 
 impl Place {
-    /// At that host and port, without TLS.
+    /// The server at that host and port, without TLS.
     pub(crate) fn tcp(host: impl Into<String>, port: u16) -> Self {
         Self::Tcp(Endpoint::new(host, port))
-    }
-
-    /// At that host and port, by TLS.
-    #[cfg(feature = "tls")]
-    pub(crate) fn tls(host: impl Into<String>, port: u16) -> Self {
-        Self::Tls(Endpoint::new(host, port), TlsFiles::default())
     }
 
     /// Connects. `op_timeout` is how long the network may leave data unacknowledged.
@@ -65,7 +63,7 @@ impl Place {
         })
     }
 
-    /// Another place that is talked to in the same way. A socket of this machine has no other.
+    /// Another server that is reached in the same way. A socket of this machine leads to no other.
     pub(crate) fn at(&self, endpoint: Endpoint) -> Self {
         match self {
             #[cfg(feature = "tls")]
@@ -87,12 +85,13 @@ impl Place {
 
     /// The address that leads there: `redis` or `rediss`, `suffix`, host and port.
     pub(crate) fn url(&self, suffix: &str) -> String {
+        let host = self
+            .endpoint()
+            .map_or_else(|| "HOST:PORT".to_owned(), Endpoint::to_string);
         match self {
-            Self::Tcp(endpoint) => format!("redis{suffix}://{endpoint}"),
             #[cfg(feature = "tls")]
-            Self::Tls(endpoint, _) => format!("rediss{suffix}://{endpoint}"),
-            #[cfg(unix)]
-            Self::Unix(_) => format!("redis{suffix}://HOST:PORT"),
+            Self::Tls(..) => format!("rediss{suffix}://{host}"),
+            _ => format!("redis{suffix}://{host}"),
         }
     }
 
@@ -117,5 +116,54 @@ impl fmt::Display for Place {
             #[cfg(unix)]
             Self::Unix(path) => write!(f, "{}", path.display()),
         }
+    }
+}
+
+/// The user and the password of a server or a sentinel, if it wants any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Login {
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<Secret>,
+}
+
+impl Login {
+    /// A user without a password logs in, too: with an empty one.
+    pub(crate) fn new(user: Option<String>, password: Option<Secret>) -> Self {
+        let password = password.or_else(|| user.as_ref().map(|_| Secret::new("")));
+        Self { user, password }
+    }
+
+    /// Logs in over `stream`, and works the connection until `closing` is cancelled, which also happens when the connection ends. Chooses
+    /// no database: a sentinel has none.
+    pub(crate) async fn greet(
+        &self,
+        stream: impl Transport + 'static,
+        pushes: impl AsyncPushSender,
+        closing: &CancellationToken,
+    ) -> Result<MultiplexedConnection, Failure> {
+        let mut greeting = RedisConnectionInfo::default()
+            .set_protocol(ProtocolVersion::RESP3)
+            .set_skip_set_lib_name();
+        if let Some(user) = &self.user {
+            greeting = greeting.set_username(user);
+        }
+        if let Some(password) = &self.password {
+            greeting = greeting.set_password(password.get().await?);
+        }
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_push_sender(pushes);
+        let (connection, driver) = MultiplexedConnection::new_with_config(&greeting, stream, config).await?;
+        let (closing, ended) = (closing.clone(), closing.clone().drop_guard());
+        Handle::current().spawn(async move {
+            // Also when the runtime ends, and drops this task.
+            let _ended = ended;
+            tokio::select! {
+                () = driver => {}
+                () = closing.cancelled() => {}
+            }
+        });
+        Ok(connection)
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use lock_core::{Attempt, Busy, Claim, Grant, LockError, Stamp, Wait};
+use lock_core::{Attempt, Claim, Grant, LockError, Stamp, Wait};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -23,10 +23,10 @@ impl Client {
     /// with the slot of the name.
     pub(crate) async fn wait(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
         // Before anything is sent, so that no push is missed.
-        let mut ticket = self.subscriptions().wait(claim.owner());
+        let mut ticket = self.settings.subscriptions.wait(claim.owner());
         loop {
             let asking = self.call("acquire", claim.name(), |connection, _| async move {
-                let (answer, sent) = self.acquire_on(&connection, claim, OnBusy::Queue).await?;
+                let (answer, sent) = self.settings.acquire(&connection, claim, OnBusy::Queue).await?;
                 Ok((answer, sent, connection.ending()))
             });
             let (waiting, sent, ending) = match asking.await? {
@@ -41,10 +41,15 @@ impl Client {
                 Next::Ask => {}
                 Next::Granted(grant) => return Ok(Attempt::Granted(grant)),
                 Next::Ended => return Ok(waiting.busy.into()),
-                Next::GiveUp => return self.give_up(claim, waiting.busy).await,
+                Next::GiveUp => {
+                    // Should the lock have been granted meanwhile, it is given on.
+                    let leaving = |connection, _| async move { self.settings.release(&connection, claim, None).await };
+                    self.call("acquire", claim.name(), leaving).await?;
+                    return Ok(waiting.busy.into());
+                }
             }
             // Also if only the server of the name has left the cluster.
-            if self.router().is_closed() {
+            if self.router.is_closed() {
                 return Err(LockError::closed());
             }
         }
@@ -62,7 +67,7 @@ impl Client {
     ) -> Next {
         let refresh = sent - claim.ttl().saturating_sub(waiting.life) + claim.ttl() / 3;
         let refresh = refresh.max(sent + claim.ttl() / 6);
-        let mut look = self.clock().now() + waiting.turn + LEEWAY;
+        let mut look = self.settings.clock.now() + waiting.turn + LEEWAY;
         loop {
             let next = look.min(refresh);
             tokio::select! {
@@ -70,11 +75,11 @@ impl Client {
                 push = ticket.next() => match push {
                     None => return Next::Ended,
                     // An older one answers a request that has been answered "busy" since.
-                    Some(Push::Granted { token, sent: answered, life, tokens }) if answered >= self.micros(sent) => {
-                        return Next::Granted(self.grant(claim, (token, tokens), self.stamp(answered), life));
+                    Some(Push::Granted { token, sent: answered, life, tokens }) if answered >= self.settings.micros(sent) => {
+                        return Next::Granted(self.settings.grant(claim, (token, tokens), self.settings.stamp(answered), life));
                     }
                     Some(Push::Granted { .. }) => {}
-                    Some(Push::First(lease)) => look = self.clock().now() + lease + LEEWAY,
+                    Some(Push::First(lease)) => look = self.settings.clock.now() + lease + LEEWAY,
                     Some(Push::Taken(_)) => return Next::Ask,
                 },
                 () = ending.cancelled() => return Next::Ask,
@@ -84,21 +89,12 @@ impl Client {
         }
     }
 
-    /// Leaves the queue. Should the lock have been granted meanwhile, it is given on.
-    async fn give_up(&self, claim: &Claim, busy: Busy) -> Result<Attempt, LockError> {
-        self.call("acquire", claim.name(), |connection, _| async move {
-            self.release_on(&connection, claim, None).await
-        })
-        .await?;
-        Ok(busy.into())
-    }
-
     async fn until(&self, stamp: Option<Stamp>) {
         let Some(stamp) = stamp else {
             return std::future::pending().await;
         };
         loop {
-            let left = stamp.since(self.clock().now());
+            let left = stamp.since(self.settings.clock.now());
             if left.is_zero() {
                 return;
             }

@@ -14,7 +14,7 @@ use lock_core::{
 };
 use lock_etcd::EtcdConfig;
 use lock_postgres::PostgresConfig;
-use lock_redis::{RedisConfig, RedlockConfig};
+use lock_redis::RedisConfig;
 use lock_sqlite::SqliteConfig;
 use serde::{Deserialize, Serialize};
 
@@ -226,7 +226,6 @@ fn backend(url: &str) -> Result<Arc<dyn DistributedLock>, LockError> {
         "sqlite" => Arc::new(SqliteConfig::from_url(url)?.connect_lazy()?),
         "postgres" | "postgresql" => Arc::new(PostgresConfig::from_url(url)?.connect_lazy()?),
         "etcd" | "etcds" => Arc::new(EtcdConfig::from_url(url)?.connect_lazy()?),
-        "redlock" | "redlocks" => Arc::new(RedlockConfig::from_url(url)?.connect_lazy()?),
         _ => Arc::new(RedisConfig::from_url(url)?.connect_lazy()?),
     })
 }

@@ -1,7 +1,10 @@
-//! Which node of the cluster serves which slot.
+//! What nodes say of the slots: which node serves which, and that another one is to be asked.
 
+use lock_core::LockError;
 use lock_transport::Endpoint;
-use redis::Value;
+use redis::{ErrorKind, FromRedisValue, RedisError, ServerErrorKind, Value};
+
+use crate::error::Failure;
 
 /// How many slots a cluster has.
 pub(super) const SLOTS: u16 = 16384;
@@ -18,8 +21,8 @@ pub(super) fn slot(key: &str) -> u16 {
 pub(super) struct Slots {
     /// For each slot the place of its primary in `primaries`, or [`NONE`].
     owners: Vec<u16>,
-    primaries: Vec<Endpoint>,
-    replicas: Vec<Endpoint>,
+    pub(super) primaries: Vec<Endpoint>,
+    pub(super) replicas: Vec<Endpoint>,
     /// What the nodes call each other, which is different in every cluster.
     ids: Vec<String>,
 }
@@ -42,24 +45,24 @@ impl Slots {
         let mut slots = Self::empty();
         for range in array(answer)? {
             let mut range = array(range)?.into_iter();
-            let (first, last) = (number(range.next()?)?, number(range.next()?)?);
-            let nodes: Vec<_> = range.collect();
-            slots.ids.extend(nodes.iter().filter_map(id));
-            let mut nodes = nodes.into_iter().map(|node| endpoint(node, asked));
-            // A node whose host the others do not know yet cannot be asked.
-            let Some(primary) = nodes.next()?.ok()? else { continue };
-            let primary = slots.primary(primary);
-            slots
-                .owners
-                .get_mut(usize::from(first)..=usize::from(last))?
-                .fill(primary);
-            for replica in nodes {
-                let replica = replica.ok()?.filter(|replica| !slots.replicas.contains(replica));
-                slots.replicas.extend(replica);
+            let (first, last): (u16, u16) = (field(range.next())?, field(range.next())?);
+            let mut nodes = Vec::new();
+            for node in range {
+                // Host, port, id, and what does not matter here.
+                let mut node = array(node)?.into_iter();
+                let (host, port): (Option<String>, u16) = (field(node.next())?, field(node.next())?);
+                slots.ids.extend(field::<String>(node.next()));
+                // One that has not told the others its address yet has no port.
+                let host = Some(host.unwrap_or_default()).filter(|_| port > 0);
+                nodes.push(host.and_then(|host| endpoint(&host, port, asked)));
             }
+            let mut nodes = nodes.into_iter();
+            // A node whose host the others do not know yet cannot be asked.
+            let Some(primary) = nodes.next()? else { continue };
+            let (primary, served) = (slots.primary(primary), usize::from(first)..=usize::from(last));
+            slots.owners.get_mut(served)?.fill(primary);
+            slots.replicas.extend(nodes.flatten());
         }
-        slots.ids.sort_unstable();
-        slots.ids.dedup();
         Some(slots)
     }
 
@@ -81,14 +84,6 @@ impl Slots {
         }
     }
 
-    pub(super) fn primaries(&self) -> &[Endpoint] {
-        &self.primaries
-    }
-
-    pub(super) fn replicas(&self) -> &[Endpoint] {
-        &self.replicas
-    }
-
     /// How many slots have no primary.
     pub(super) fn unserved(&self) -> usize {
         self.owners.iter().filter(|owner| **owner == NONE).count()
@@ -104,28 +99,12 @@ impl Slots {
     }
 }
 
-/// The endpoint of a node: host, port, and what does not matter here. `Ok(None)` if its host is not known.
-fn endpoint(node: Value, asked: &Endpoint) -> Result<Option<Endpoint>, ()> {
-    let mut fields = array(node).ok_or(())?.into_iter();
-    let host: Option<String> = redis::from_redis_value(fields.next().ok_or(())?).map_err(|_| ())?;
-    let port = fields.next().and_then(number).ok_or(())?;
-    let host = match host.as_deref() {
-        None | Some("") => asked.host.clone(),
-        Some("?") => return Ok(None),
-        Some(host) => host.to_owned(),
-    };
-    // It has not told the others its address yet.
-    if port == 0 {
-        return Ok(None);
-    }
-    Ok(Some(Endpoint::new(host, port)))
-}
-
-/// The third field of a node.
-fn id(node: &Value) -> Option<String> {
-    match node {
-        Value::Array(fields) => redis::from_redis_value(fields.get(2)?.clone()).ok(),
-        _ => None,
+/// A node as another one tells it: without a host if that is the one that was asked, and with `?` if it does not announce one.
+fn endpoint(host: &str, port: u16, asked: &Endpoint) -> Option<Endpoint> {
+    match host {
+        "" => Some(Endpoint::new(&*asked.host, port)),
+        "?" => None,
+        host => Some(Endpoint::new(host, port)),
     }
 }
 
@@ -136,8 +115,53 @@ fn array(value: Value) -> Option<Vec<Value>> {
     }
 }
 
-fn number(value: Value) -> Option<u16> {
-    redis::from_redis_value(value).ok()
+fn field<T: FromRedisValue>(value: Option<Value>) -> Option<T> {
+    redis::from_redis_value(value?).ok()
+}
+
+/// What to do after a failure.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Redirect {
+    /// Ask the node at that place, which serves the slot from now on.
+    Moved(Endpoint),
+    /// Ask the node at that place once: the slot is being moved to it, and the keys are there already.
+    Moving(Endpoint),
+    /// Ask again: the slot is being moved, and some keys are here and some there.
+    Again,
+    /// Find out which node serves the slot, and ask again.
+    Refused,
+    /// Nothing; the caller gets the failure.
+    Fail,
+}
+
+impl Redirect {
+    /// What to do after that failure of a request to the node at `asked`.
+    pub(super) fn after(failure: &Failure, asked: Option<&Endpoint>) -> Self {
+        use ServerErrorKind as Kind;
+        let error = match failure {
+            Failure::Redis(error) => error,
+            // While connecting. A connection is closed when its node has left the cluster.
+            Failure::Broken | Failure::Known(LockError::Unavailable { .. } | LockError::Closed { .. }) => {
+                return Self::Refused;
+            }
+            _ => return Self::Fail,
+        };
+        match error.kind() {
+            ErrorKind::Server(Kind::Moved) => redirected(error, asked).map_or(Self::Refused, Self::Moved),
+            ErrorKind::Server(Kind::Ask) => redirected(error, asked).map_or(Self::Refused, Self::Moving),
+            ErrorKind::Server(Kind::TryAgain) => Self::Again,
+            ErrorKind::Server(Kind::ClusterDown | Kind::MasterDown | Kind::ReadOnly | Kind::BusyLoading) => {
+                Self::Refused
+            }
+            _ if failure.is_lost_connection() => Self::Refused,
+            _ => Self::Fail,
+        }
+    }
+}
+
+fn redirected(error: &RedisError, asked: Option<&Endpoint>) -> Option<Endpoint> {
+    let (host, port) = error.redirect_node()?.0.rsplit_once(':')?;
+    endpoint(host, port.parse().ok()?, asked?)
 }
 
 #[cfg(test)]
@@ -149,12 +173,8 @@ mod tests {
         Endpoint::new("seed", 7000)
     }
 
-    fn answer(text: &str) -> Option<Slots> {
-        Slots::read(redis::parse_redis_value(text.as_bytes()).unwrap(), &asked())
-    }
-
     #[test]
-    fn slots_are_those_that_the_server_computes() {
+    fn all_keys_of_a_name_are_in_the_slot_that_the_server_computes() {
         // By CLUSTER KEYSLOT.
         for (key, expected) in [
             ("123456789", 12739),
@@ -163,23 +183,18 @@ mod tests {
         ] {
             assert_eq!(slot(key), expected, "{key}");
         }
-    }
-
-    #[test]
-    fn all_keys_of_a_name_are_in_one_slot() {
         let keys = Keys::new("ns").unwrap();
         for name in ["a", "{a}", "a}", "}a", "{", "}", "{}", "a{b}c", "é"] {
             let name = name.parse().unwrap();
-            let expected = slot(&keys.lock(&name));
-            let all = keys.of(&name).into_iter().chain([keys.never(&name)]);
-            for key in all {
-                assert_eq!(slot(&key), expected, "{key}");
+            for key in keys.of(&name).into_iter().chain([keys.never(&name)]) {
+                assert_eq!(slot(&key), slot(&keys.lock(&name)), "{key}");
             }
         }
     }
 
     #[test]
     fn an_answer_tells_who_serves_what() {
+        let answer = |text: &str| Slots::read(redis::parse_redis_value(text.as_bytes()).unwrap(), &asked());
         let node = |host: &str, port: u16| format!("*3\r\n{host}:{port}\r\n$1\r\nx\r\n");
         let text = format!(
             "*3\r\n*4\r\n:0\r\n:99\r\n{}{}*3\r\n:100\r\n:100\r\n{}*3\r\n:200\r\n:16383\r\n{}",
@@ -189,20 +204,15 @@ mod tests {
             node("$1\r\n?\r\n", 4),
         );
         let mut slots = answer(&text).unwrap();
-        assert_eq!(slots.owner(0), Some(&Endpoint::new("a", 1)));
-        assert_eq!(slots.owner(99), Some(&Endpoint::new("a", 1)));
+        let [a, b] = [("a", 1), ("b", 2)].map(|(host, port)| Endpoint::new(host, port));
+        assert_eq!((slots.owner(0), slots.owner(99)), (Some(&a), Some(&a)));
         assert_eq!(slots.owner(100), Some(&Endpoint::new("seed", 3)));
         assert_eq!((slots.owner(101), slots.owner(200)), (None, None));
         assert_eq!(slots.unserved(), 16384 - 101);
-        assert_eq!(slots.replicas(), [Endpoint::new("b", 2)]);
-        slots.moved(99, Endpoint::new("b", 2));
-        assert_eq!(slots.owner(99), Some(&Endpoint::new("b", 2)));
-        assert_eq!(slots.owner(98), Some(&Endpoint::new("a", 1)));
-        assert_eq!(slots.primaries().len(), 3);
-    }
-
-    #[test]
-    fn what_is_no_answer_is_refused() {
+        assert_eq!(slots.replicas, [b.clone()]);
+        slots.moved(99, b.clone());
+        assert_eq!((slots.owner(99), slots.owner(98)), (Some(&b), Some(&a)));
+        assert_eq!(slots.primaries.len(), 3);
         for text in [
             "+OK\r\n",
             "*1\r\n:1\r\n",
@@ -213,5 +223,32 @@ mod tests {
             assert_eq!(answer(text), None, "{text:?}");
         }
         assert_eq!(answer("*0\r\n").unwrap().unserved(), 16384);
+    }
+
+    #[test]
+    fn what_nodes_answer_is_understood() {
+        let there = Endpoint::new("10.0.0.1", 7001);
+        for (line, redirect) in [
+            ("MOVED 1421 10.0.0.1:7001", Redirect::Moved(there.clone())),
+            ("MOVED 1421 :7001", Redirect::Moved(Endpoint::new("seed", 7001))),
+            ("MOVED 1421 ::1:7001", Redirect::Moved(Endpoint::new("::1", 7001))),
+            ("ASK 1421 10.0.0.1:7001", Redirect::Moving(there)),
+            ("MOVED 1421 a:x", Redirect::Refused),
+            ("MOVED 1421", Redirect::Refused),
+            (
+                "TRYAGAIN Multiple keys request during rehashing of slot",
+                Redirect::Again,
+            ),
+            ("CLUSTERDOWN Hash slot not served", Redirect::Refused),
+            ("LOADING Redis is loading", Redirect::Refused),
+            ("READONLY You can't write", Redirect::Refused),
+            ("NOPERM no", Redirect::Fail),
+            ("OOM command not allowed", Redirect::Fail),
+            ("ERR other", Redirect::Fail),
+        ] {
+            let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
+            let error = value.extract_error().unwrap_err();
+            assert_eq!(Redirect::after(&error.into(), Some(&asked())), redirect, "{line}");
+        }
     }
 }

@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::node::{Answer, Confirmed, Node};
 use super::quorum::{Quorum, Round, twice};
-use crate::error::Failure;
 use crate::subscriptions::Subscriptions;
 
 /// The longest pause after an attempt in which no claim got a majority. The first one is much shorter.
@@ -85,24 +84,6 @@ enum Outcome {
     Failed(LockError),
 }
 
-/// How an attempt asks the nodes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// One round trip.
-    AllAtOnce,
-    /// The others once one has granted the claim. Contenders do not split the nodes, as all ask the same one first.
-    OneFirst,
-}
-
-impl Way {
-    fn other(self) -> Self {
-        match self {
-            Self::AllAtOnce => Self::OneFirst,
-            Self::OneFirst => Self::AllAtOnce,
-        }
-    }
-}
-
 impl Tally {
     fn count(&mut self, node: usize, answer: Result<Answer, LockError>) {
         match answer {
@@ -110,7 +91,9 @@ impl Tally {
             Ok(Answer::Busy(busy)) => self.busy.push(busy),
             Ok(Answer::Young(left)) => {
                 self.young += 1;
-                self.errors.push((node, Failure::Young(left).explain("acquire")));
+                let message =
+                    format!("this node is new, was restarted or has lost its data, and grants locks in {left:.1?}");
+                self.errors.push((node, LockError::unavailable("acquire", message)));
             }
             Err(error) => self.errors.push((node, error)),
         }
@@ -142,77 +125,52 @@ impl<N: Node> Quorum<N> {
         clocks.get(self.majority() - 1).copied().unwrap_or_default()
     }
 
-    pub(crate) async fn try_acquire(&self, claim: &Claim) -> Result<Attempted, LockError> {
-        self.try_for(claim, Duration::ZERO, self.op_timeout / 2).await
-    }
-
-    /// Makes attempts until one claim has a majority, and no new one after `limit`.
-    async fn try_for(&self, claim: &Claim, announced: Duration, limit: Duration) -> Result<Attempted, LockError> {
-        let began = Instant::now();
-        let (mut pause, mut may_open, mut way) = (FIRST_PAUSE, true, Way::AllAtOnce);
-        loop {
-            let attempt = self.new_attempt(claim, announced);
-            let outcome = match self
-                .attempt(claim, attempt, way, 10 * pause, began + self.op_timeout)
-                .await
-            {
-                // What one node has may be a leftover.
-                Outcome::Busy(busy) if way == Way::OneFirst => Outcome::Split(Some(busy)),
-                outcome => outcome,
-            };
-            match outcome {
-                Outcome::Granted(grant) => return Ok(Attempted::Granted(grant)),
-                Outcome::Busy(busy) => return Ok(busy.into()),
-                Outcome::Split(busy) if began.elapsed() >= limit => {
-                    let late = "too few nodes granted the lock at the same time; raise the ttl if this goes on";
-                    let busy = busy.ok_or_else(|| LockError::unavailable("acquire", late))?;
-                    return Ok(busy.into());
-                }
-                Outcome::Split(_) => {
-                    // Contenders that ask again at the same time would split the nodes again.
-                    sleep(pause.mul_f64(fastrand::f64())).await;
-                    pause = (2 * pause).min(LONGEST_PAUSE);
-                    way = way.other();
-                }
-                Outcome::Young(_) if may_open && self.open_new().await.unwrap_or(false) => may_open = false,
-                // One node after the other, each had little time.
-                Outcome::Young(_) | Outcome::Failed(_) if way == Way::OneFirst => way = Way::AllAtOnce,
-                Outcome::Young(error) | Outcome::Failed(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Asks again and again, with jitter, until the claim is granted or the wait is over.
-    pub(crate) async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempted, LockError> {
-        if wait.is_over(self.now()) {
-            return self.try_acquire(claim).await;
-        }
-        let (mut pause, deadline) = (FIRST_POLL, wait.deadline());
-        let announced = match claim.mode() {
-            Mode::Exclusive => ANNOUNCED,
+    /// Makes attempts until a claim has a majority. While another one holds the name, and the `wait` is not over, asks again and again, with
+    /// jitter.
+    pub(crate) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempted, LockError> {
+        let mut wait = Some(wait).filter(|wait| !wait.is_over(self.now()));
+        let deadline = wait.as_ref().and_then(Wait::deadline);
+        let left = |longest: Duration| deadline.map_or(longest, |deadline| deadline.since(self.now()).min(longest));
+        let announced = match (&wait, claim.mode()) {
+            (Some(_), Mode::Exclusive) => ANNOUNCED,
             _ => Duration::ZERO,
         };
-        let left = |longest| deadline.map_or(longest, |deadline| deadline.since(self.now()).min(longest));
-        for poll in 0_u32.. {
-            // Most often, one request tells that the lock is busy. It may be a leftover that only that node has.
-            let outcome = match poll % 4 {
-                0 => Outcome::Split(None),
-                _ => {
-                    let until = Instant::now() + self.op_timeout;
-                    let attempt = self.new_attempt(claim, announced);
-                    self.attempt(claim, attempt, Way::OneFirst, 10 * FIRST_PAUSE, until)
-                        .await
-                }
-            };
-            let busy = match outcome {
+        let (mut poll, mut polls, mut may_open) = (FIRST_POLL, 0_u32, true);
+        let (mut pause, mut one_first, mut began) = (FIRST_PAUSE, false, Instant::now());
+        loop {
+            let until = began + self.op_timeout;
+            let outcome = self.attempt(claim, self.new_attempt(claim, announced), one_first, 10 * pause, until);
+            let (busy, is_split) = match outcome.await {
                 Outcome::Granted(grant) => return Ok(Attempted::Granted(grant)),
-                Outcome::Busy(busy) | Outcome::Split(Some(busy)) => busy,
-                _ => match self.try_for(claim, announced, left(LONGEST_PAUSE)).await? {
-                    Attempted::Busy(busy) => busy,
-                    done => return Ok(done),
-                },
+                Outcome::Young(_) if may_open && self.open_new().await.unwrap_or(false) => {
+                    may_open = false;
+                    continue;
+                }
+                // One node after the other, each had little time.
+                Outcome::Young(_) | Outcome::Failed(_) if one_first => {
+                    one_first = false;
+                    continue;
+                }
+                Outcome::Young(error) | Outcome::Failed(error) => return Err(error),
+                // What one node has may be a leftover. A waiter asks all of them now and then.
+                Outcome::Busy(busy) | Outcome::Split(Some(busy)) if one_first => (Some(busy), wait.is_none()),
+                Outcome::Busy(busy) => (Some(busy), false),
+                Outcome::Split(busy) => (busy, true),
             };
-            let next = left(pause.mul_f64(0.5 + fastrand::f64()));
+            let limit = wait.as_ref().map_or(self.op_timeout / 2, |_| left(LONGEST_PAUSE));
+            if is_split && began.elapsed() < limit {
+                // Contenders that ask again at the same time would split the nodes again.
+                sleep(pause.mul_f64(fastrand::f64())).await;
+                pause = (2 * pause).min(LONGEST_PAUSE);
+                one_first = !one_first;
+                continue;
+            }
+            let late = "too few nodes granted the lock at the same time; raise the ttl if this goes on";
+            let busy = busy.ok_or_else(|| LockError::unavailable("acquire", late))?;
+            let Some(wait) = &mut wait else {
+                return Ok(busy.into());
+            };
+            let next = left(poll.mul_f64(0.5 + fastrand::f64()));
             wait.busy(&busy);
             if next.is_zero() {
                 if !announced.is_zero() {
@@ -222,9 +180,11 @@ impl<N: Node> Quorum<N> {
                 return Ok(busy.into());
             }
             sleep(next).await;
-            pause = (pause * 3 / 2).min(LAST_POLL);
+            (poll, polls) = ((poll * 3 / 2).min(LAST_POLL), polls + 1);
+            // Most often, one request tells that the lock is busy.
+            one_first = polls % 4 > 0;
+            (pause, began) = (FIRST_PAUSE, Instant::now());
         }
-        Ok(Attempted::busy())
     }
 
     fn new_attempt(&self, claim: &Claim, announced: Duration) -> Arc<Attempt> {
@@ -239,7 +199,8 @@ impl<N: Node> Quorum<N> {
         })
     }
 
-    /// Asks all nodes once. Without a grant, what some of them have granted is given back.
+    /// Asks all nodes once, in one round trip; or if `one_first`, the others once one has granted the claim: contenders do not split the nodes
+    /// then, as all ask the same one first. Without a grant, what some of them have granted is given back.
     ///
     /// While some nodes have granted the claim and others are busy, waits no longer than `patience` for one more answer: other claims
     /// may need the nodes that this one has.
@@ -247,14 +208,14 @@ impl<N: Node> Quorum<N> {
         &self,
         claim: &Claim,
         attempt: Arc<Attempt>,
-        way: Way,
+        one_first: bool,
         patience: Duration,
         until: Instant,
     ) -> Outcome {
         let over = attempt.over.clone().drop_guard();
         let mut tally = Tally::default();
         let mut nodes = self.order(claim);
-        while way == Way::OneFirst && tally.votes.is_empty() && tally.busy.is_empty() && !nodes.is_empty() {
+        while one_first && tally.votes.is_empty() && tally.busy.is_empty() && !nodes.is_empty() {
             let node = nodes.remove(0);
             let mut round = self.ask_acquire(claim, &attempt, vec![node]);
             let answer = timeout(LONGEST_PAUSE.min(self.op_timeout), round.next()).await;
@@ -262,7 +223,7 @@ impl<N: Node> Quorum<N> {
             let (node, answer) = answer.ok().flatten().unwrap_or_else(silent);
             tally.count(node, answer);
         }
-        if way == Way::OneFirst && tally.votes.is_empty() {
+        if one_first && tally.votes.is_empty() {
             // The node that all ask first is taken: this claim does not get in the way of the one that has it.
             nodes.clear();
         }

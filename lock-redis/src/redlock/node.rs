@@ -7,12 +7,11 @@ use lock_core::{Busy, Claim, FencingToken, Lease, LockError, LockName, Renewal, 
 
 use super::attempt::Attempt;
 use crate::client::Client;
-use crate::commands::{NO_OWNER, flag, millis};
+use crate::commands::{flag, lease, millis};
 use crate::connection::Connection;
 use crate::error::Failure;
-use crate::fields::Fields;
 use crate::record;
-use crate::scripts;
+use crate::scripts::{self, Fields};
 
 /// What the coordinator asks of a node.
 #[async_trait]
@@ -83,23 +82,21 @@ pub(crate) struct Born {
 #[async_trait]
 impl Node for Client {
     fn place(&self) -> String {
-        self.settings().target.clone()
+        self.settings.config.target.to_string()
     }
 
     fn now(&self) -> Stamp {
-        self.clock().now()
+        self.settings.clock.now()
     }
 
     fn server_micros(&self) -> Option<u64> {
-        Some(self.router().current()?.earliest_server_micros(self.now()))
+        Some(self.router.current()?.time().earliest(self.now()))
     }
 
     async fn acquire(&self, claim: &Claim, attempt: &Attempt) -> Result<Answer, LockError> {
         // If a first request was carried out, the same attempt gets the same token.
-        self.call("acquire", claim.name(), |connection, _| async move {
-            self.acquire_attempt_on(&connection, claim, attempt).await
-        })
-        .await
+        let asking = |connection, _| async move { self.acquire_attempt(&connection, claim, attempt).await };
+        self.call("acquire", claim.name(), asking).await
     }
 
     async fn confirm(
@@ -109,43 +106,40 @@ impl Node for Client {
         token: FencingToken,
         is_agreed: bool,
     ) -> Result<Confirmed, LockError> {
-        self.call("acquire", claim.name(), |connection, _| async move {
-            let (owner, presented, token) = (claim.owner().to_string(), presented.to_string(), token.to_string());
-            let arguments = [&*presented, &token, flag(is_agreed)];
-            let (word, mut answer) = self
-                .ask_node("confirm", &connection, Some(claim.name()), &owner, &arguments)
-                .await?;
+        let (owner, presented, token) = &(claim.owner().to_string(), presented.to_string(), token.to_string());
+        let asking = |connection, _| async move {
+            let arguments = [owner, "confirm", presented, token, flag(is_agreed)];
+            let (word, mut answer) = self.ask_node(&connection, claim.name(), &arguments).await?;
             Ok(match &*word {
                 "confirmed" => Confirmed::Yes,
                 "passed" => Confirmed::Passed(answer.number()?),
                 _ => Confirmed::Lost,
             })
-        })
-        .await
+        };
+        self.call("acquire", claim.name(), asking).await
     }
 
     async fn renew(&self, claim: &Claim) -> Result<bool, LockError> {
-        let asking = |connection, _| async move { self.renew_on(&connection, claim).await };
-        Ok(self.call("renew", claim.name(), asking).await? == Renewal::Renewed)
+        Ok(self.renew_claim(claim).await? == Renewal::Renewed)
     }
 
     async fn release(&self, claim: &Claim, last: u64, goes_on: bool) -> Result<Option<bool>, LockError> {
-        self.call("release", claim.name(), |connection, resent| async move {
-            let (owner, client, last) = (claim.owner().to_string(), self.client_at(&connection), last.to_string());
-            let arguments = [&*client, &last, flag(goes_on)];
-            let released = self.ask_node("release", &connection, Some(claim.name()), &owner, &arguments);
-            let is_released = released.await?.0 == "released";
+        let (owner, last) = &(claim.owner().to_string(), last.to_string());
+        let asking = |connection: Connection, resent: bool| async move {
+            let client = self.settings.client_at(connection.server().run_id());
+            let arguments = [owner, "release", &*client, last, flag(goes_on)];
+            let is_released = self.ask_node(&connection, claim.name(), &arguments).await?.0 == "released";
             // The first request may have released it.
             Ok(Some(is_released).filter(|_| is_released || !resent))
-        })
-        .await
+        };
+        self.call("release", claim.name(), asking).await
     }
 
     async fn born(&self, open: &str) -> Result<Option<Born>, LockError> {
-        let asking = async {
-            let connection = self.router().any().await?;
-            let asked = self.ask_node("born", &connection, None, NO_OWNER, &[open]).await;
-            let (state, mut answer) = match asked {
+        // What is asked is not about a name.
+        let name = &LockName::new("none")?;
+        let asking = |connection: Connection, _| async move {
+            let (state, mut answer) = match self.ask_node(&connection, name, &["-", "born", open]).await {
                 Err(failure) if failure.is_denied() => return Ok(None),
                 answer => answer?,
             };
@@ -156,33 +150,35 @@ impl Node for Client {
                 process_age: connection.server_age(),
             }))
         };
-        self.limited("connecting", asking).await
+        self.call("connecting", name, asking).await
     }
 }
 
 impl Client {
-    async fn acquire_attempt_on(
+    async fn acquire_attempt(
         &self,
         connection: &Connection,
         claim: &Claim,
         attempt: &Attempt,
     ) -> Result<Answer, Failure> {
+        let settings = &*self.settings;
         let (owner, ttl) = (&*claim.owner().to_string(), &*millis(claim.ttl()).to_string());
-        let (client, info) = (&*self.client_at(connection), &*record::info(claim));
-        let (number, proposal) = (&*attempt.number.to_string(), &*attempt.proposal.to_string());
-        let (mode, known) = (
-            &*record::mode(claim.mode()),
-            &*attempt.known.map_or(0, FencingToken::get).to_string(),
+        let (client, info) = (
+            &*settings.client_at(connection.server().run_id()),
+            &*record::info(claim),
         );
-        let announced = &*millis(attempt.announced).to_string();
-        let answer = self.until_not_late(connection, claim, claim.ttl(), |_, stop| async move {
+        let (number, proposal) = (&*attempt.number.to_string(), &*attempt.proposal.to_string());
+        let known = &*attempt.known.map_or(0, FencingToken::get).to_string();
+        let (mode, announced) = (&*record::mode(claim.mode()), &*millis(attempt.announced).to_string());
+        let answer = settings.until_not_late(connection, claim, claim.ttl(), |_, stop| async move {
             if !attempt.is_wanted(claim) {
                 let over = LockError::unavailable("acquire", "the claim was given up before the request was sent");
                 return Err(over.unsent().into());
             }
-            let arguments = [ttl, &*stop, client, number, info, proposal, mode, known, announced];
-            self.run_node("acquire", connection, Some(claim.name()), owner, &arguments)
-                .await
+            let arguments = [
+                owner, "acquire", ttl, &*stop, client, number, info, proposal, mode, known, announced,
+            ];
+            self.run_node(connection, claim.name(), &arguments).await
         });
         let (word, mut answer, sent) = answer.await?;
         match &*word {
@@ -190,9 +186,7 @@ impl Client {
             "granted" => {
                 let token = answer.word()?.parse().map_err(|_| Failure::Nonsense)?;
                 let life = Duration::from_millis(answer.number()?);
-                // What was given is what counts.
-                let lease = Lease::for_claim(claim, sent - claim.ttl().saturating_sub(life));
-                Ok(Answer::Granted(token, lease))
+                Ok(Answer::Granted(token, lease(claim, sent, life)))
             }
             "busy" => {
                 let (lease, value) = (answer.time()?, answer.word()?);
@@ -203,8 +197,7 @@ impl Client {
                     false => busy.with_holder(record::holder(claim.name(), &value, lease)),
                 }))
             }
-            "differs" => Err(answer.difference()?),
-            _ => Err(Failure::Nonsense),
+            _ => Err(different(answer)),
         }
     }
 
@@ -212,39 +205,39 @@ impl Client {
     /// clock.
     async fn ask_node(
         &self,
-        what: &str,
         connection: &Connection,
-        name: Option<&LockName>,
-        owner: &str,
+        name: &LockName,
         arguments: &[&str],
     ) -> Result<(String, Fields), Failure> {
         let sent = self.now();
-        let mut answer = self.run_node(what, connection, name, owner, arguments).await?;
+        let mut answer = self.run_node(connection, name, arguments).await?;
         let (word, time) = (answer.word()?, answer.number()?);
-        connection.learn(time, sent);
+        connection.learn(time, sent, false);
         match &*word {
-            "differs" => Err(answer.difference()?),
+            "differs" => Err(different(answer)),
             _ => Ok((word, answer)),
         }
     }
 
-    async fn run_node(
-        &self,
-        what: &str,
-        connection: &Connection,
-        name: Option<&LockName>,
-        owner: &str,
-        arguments: &[&str],
-    ) -> Result<Fields, Failure> {
-        let settings = self.settings();
-        let mut keys = match name {
-            Some(name) => settings.keys.of(name).to_vec(),
-            None => vec![settings.keys.unused(); 6],
-        };
+    async fn run_node(&self, connection: &Connection, name: &LockName, arguments: &[&str]) -> Result<Fields, Failure> {
+        let settings = &*self.settings;
+        let mut keys = settings.keys.of(name).to_vec();
         keys.push(settings.keys.born());
-        let node = settings.node.as_ref().ok_or(Failure::Nonsense)?;
-        let tail = [&*node.nodes, connection.run_id(), &*node.max_ttl];
-        let arguments = [&[owner, what], arguments, &tail].concat();
-        self.run_on(&scripts::NODE, connection, &keys, &arguments).await
+        let nodes = settings.node.as_ref().map_or(0, |node| node.nodes).to_string();
+        let max_ttl = settings.config.max_ttl.as_millis().to_string();
+        let arguments = [arguments, &[&*nodes, connection.server().run_id(), &*max_ttl]].concat();
+        settings.run_on(&scripts::NODE, connection, &keys, &arguments).await
     }
+}
+
+/// The error for a client that knows the nodes in another way than those before it.
+fn different(mut answer: Fields) -> Failure {
+    let (Ok(nodes), Ok(max_ttl)) = (answer.number(), answer.number().map(Duration::from_millis)) else {
+        return Failure::Nonsense;
+    };
+    let message = format!(
+        "other clients of this namespace use {nodes} nodes with a max_ttl of {max_ttl:?}; give all clients the same nodes and the same \
+         max_ttl, or choose another namespace"
+    );
+    LockError::configuration(message).into()
 }

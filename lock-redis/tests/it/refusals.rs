@@ -1,7 +1,7 @@
 //! Addresses and servers that are wrong: each its own clear refusal.
 
 use lock_core::LockError;
-use lock_redis::{RedisLock, RedlockLock};
+use lock_redis::{RedisLock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -10,7 +10,7 @@ use crate::server::{RedisSentinels, sentinel_of, start, start_sentinel, start_wi
 /// Connects to the address, and returns the error. `hunter2` is a secret in all of them.
 pub(crate) async fn refused(url: &str) -> LockError {
     let connected = match url.starts_with("redlock") {
-        true => RedlockLock::connect(url).await.map(drop),
+        true => RedisLock::connect(url).await.map(drop),
         false => RedisLock::connect(url).await.map(drop),
     };
     let error = connected.expect_err(url);

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 
 use lock_core::{DistributedLock, Locks, Released};
-use lock_redis::{RedisLock, RedlockLock};
+use lock_redis::{RedisLock};
 use rcgen::{CertificateParams, KeyPair};
 use tempfile::TempDir;
 
@@ -224,7 +224,7 @@ async fn several_servers_are_talked_to_by_tls_each_with_a_certificate_of_its_own
         "node2.password=two",
     );
     let url = format!("redlocks://{hosts}?ca={ca}&node2.ca={ca2}&node3.ca={ca3}&{password}");
-    granted(&RedlockLock::connect(&url).await.unwrap(), &claim("n", LONG / 10)).await;
+    granted(&RedisLock::connect(&url).await.unwrap(), &claim("n", LONG / 10)).await;
     // One node whose certificate is not trusted is named, although the others would do.
     are_refused([
         (

@@ -16,7 +16,7 @@ use futures_util::future::try_join_all;
 use lock_core::{DistributedLock, LockError, LockName, OwnerId};
 use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue, RedisError, Value};
-use lock_redis::{RedisConfig, RedlockConfig};
+use lock_redis::RedisConfig;
 use test_servers::Kind;
 use tokio::runtime::Handle;
 
@@ -102,7 +102,7 @@ impl RedisHarness {
     ) -> Result<Arc<dyn DistributedLock>, LockError> {
         if let Topology::Redlock(count) = self.topology {
             let nodes = place.servers[..count].iter().map(|url| RedisConfig::from_url(url));
-            let config = RedlockConfig::new(nodes.collect::<Result<Vec<_>, _>>()?).max_ttl(MAX_TTL);
+            let config = RedisConfig::redlock(nodes.collect::<Result<Vec<_>, _>>()?).max_ttl(MAX_TTL);
             let config = config.op_timeout(op_timeout).namespace(namespace.name());
             let mut config = config.credentials(USER, PASSWORD);
             if let Some(runtime) = runtime {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
 use lock_core::{Attempt, DistributedLock, LockError, Mode, Released, Renewal};
-use lock_redis::{RedlockConfig, RedlockLock};
+use lock_redis::{RedisConfig, RedisLock};
 
 use crate::server::{
     Ask, Data, Direction, HANG_LIMIT, Kind, LONG, Proxy, Server, Traffic, busy, claim, granted, name, rights, until,
@@ -23,16 +23,16 @@ async fn plain_nodes(count: usize) -> Vec<Server> {
     nodes(&Kind::LOCAL_REDIS, count).await
 }
 
-fn config(nodes: &[Server]) -> RedlockConfig {
-    RedlockConfig::new(nodes.iter().map(Server::config)).op_timeout(Duration::from_secs(15))
+fn config(nodes: &[Server]) -> RedisConfig {
+    RedisConfig::redlock(nodes.iter().map(Server::config)).op_timeout(Duration::from_secs(15))
 }
 
-async fn client(nodes: &[Server]) -> RedlockLock {
+async fn client(nodes: &[Server]) -> RedisLock {
     config(nodes).connect().await.unwrap()
 }
 
 /// With a short `max_ttl`, a busy machine may start servers too far apart for them to be new together: they grant locks when it is over.
-async fn token_when_open(lock: &RedlockLock, ttl: Duration) -> u64 {
+async fn token_when_open(lock: &RedisLock, ttl: Duration) -> u64 {
     let claim = claim("n", ttl);
     let mut grant = None;
     until("the nodes are open", async || {
@@ -165,7 +165,7 @@ async fn what_was_to_be_asked_for_a_claim_is_not_asked_after_its_end() {
     client(&nodes).await;
     let proxy = Proxy::start(nodes[2].authority()).await.unwrap();
     let hosts = format!("{},{},{}", nodes[0].authority(), nodes[1].authority(), proxy.address());
-    let config = RedlockConfig::from_url(&format!("redlock://{hosts}")).unwrap();
+    let config = RedisConfig::from_url(&format!("redlock://{hosts}")).unwrap();
     let locks = config.op_timeout(TTL).connect_lazy().unwrap();
     // There is no connection to the third node before this passes.
     proxy.set(Direction::ToServer, Traffic::Stalled);
@@ -223,7 +223,7 @@ async fn clients_that_disagree_about_the_nodes_are_refused_however_late_that_is_
     let grant = granted(&locks, &claim("n", TTL)).await;
     assert_eq!(look.holders(&name("n")).await.unwrap()[0].token, Some(grant.token));
     assert_eq!(look.list("").await.unwrap().len(), 1);
-    let fewer = RedlockConfig::new(nodes[..3].iter().map(Server::config));
+    let fewer = RedisConfig::redlock(nodes[..3].iter().map(Server::config));
     let longer = config(&nodes).max_ttl(LONG);
     for (config, words) in [(fewer.clone(), "use 5 nodes"), (longer, "max_ttl of 60s")] {
         let error = config.connect().await.unwrap_err();
@@ -240,7 +240,7 @@ async fn clients_that_disagree_about_the_nodes_are_refused_however_late_that_is_
     // A server that is two of the nodes is no majority.
     let [a, b] = [0, 1].map(|node| nodes[node].port());
     let url = format!("redlock://127.0.0.1:{a},127.0.0.1:{b},localhost:{a}");
-    let twice = RedlockConfig::from_url(&url).unwrap().connect_lazy().unwrap();
+    let twice = RedisConfig::from_url(&url).unwrap().connect_lazy().unwrap();
     nodes[1].kill().await.unwrap();
     let error = twice.try_acquire(&claim("n", TTL)).await.unwrap_err();
     assert!(error.to_string().contains("are the same server"), "{error}");
