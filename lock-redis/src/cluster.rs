@@ -40,11 +40,8 @@ const OTHERS: Duration = Duration::from_secs(1);
 /// After how long without an answer a request looks whether another node serves the slot by now.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// The connections to the nodes, and which of those serves which slot. Clones share them.
-#[derive(Clone)]
-pub(crate) struct Cluster(Arc<Nodes>);
-
-struct Nodes {
+/// The connections to the nodes, and which of those serves which slot.
+pub(crate) struct Cluster {
     seeds: Vec<Place>,
     settings: Arc<Settings>,
     known: Mutex<Known>,
@@ -61,46 +58,27 @@ struct Known {
     is_closed: bool,
 }
 
-impl Cluster {
-    /// Starts without a connection. Each of the seeds is given by host and port.
-    pub(crate) fn new(seeds: Vec<Place>, settings: Arc<Settings>) -> Self {
-        let known = Known {
-            slots: Slots::empty(),
-            nodes: HashMap::new(),
-            trouble: None,
-            is_closed: false,
-        };
-        Self(Arc::new(Nodes {
-            seeds,
-            settings,
-            known: Mutex::new(known),
-            refreshes: AtomicU64::new(0),
-            refreshing: tokio::sync::Mutex::default(),
-        }))
-    }
-}
-
 #[async_trait]
-impl Router for Cluster {
+impl Router for Arc<Cluster> {
     async fn connection(&self, name: &LockName) -> Result<Connection, Failure> {
-        let slot = self.0.slot(name);
-        if self.0.owner(slot).is_none() {
-            self.0.refresh(self.0.refreshes()).await?;
+        let slot = self.slot(name);
+        if self.owner(slot).is_none() {
+            self.refresh().await?;
         }
-        let owner = self.0.owner(slot);
-        let owner = owner.ok_or_else(|| self.0.not_served("connecting", slot))?;
-        let node = self.0.node(&owner)?;
+        let owner = self.owner(slot);
+        let owner = owner.ok_or_else(|| self.not_served("connecting", slot))?;
+        let node = self.node(&owner)?;
         tokio::select! {
             biased;
             opened = node.get() => Ok(Connection::new(opened?)),
-            () = self.0.moved(slot, Some(&owner)) => Err(Failure::Broken),
+            () = self.left(slot, Some(&owner)) => Err(Failure::Broken),
         }
     }
 
     async fn all(&self) -> Result<Vec<Connection>, Failure> {
-        self.0.refresh(self.0.refreshes()).await?;
-        let primaries = self.0.lock().slots.primaries.clone();
-        try_join_all(primaries.iter().map(|primary| self.0.connection(primary))).await
+        self.refresh().await?;
+        let primaries = self.lock().slots.primaries.clone();
+        try_join_all(primaries.iter().map(|primary| self.connected(primary))).await
     }
 
     async fn failed(
@@ -110,31 +88,36 @@ impl Router for Cluster {
         at: Option<&Connection>,
         failure: Failure,
     ) -> Next {
-        let nodes = &*self.0;
-        if nodes.lock().is_closed {
+        if self.lock().is_closed {
             return Next::Fail(LockError::closed());
         }
-        let slot = nodes.slot(name);
+        let slot = self.slot(name);
         let asked = at
             .and_then(|at| at.place().endpoint().cloned())
-            .or_else(|| nodes.owner(slot));
+            .or_else(|| self.owner(slot));
         let down = ErrorKind::Server(ServerErrorKind::ClusterDown);
         let is_down = matches!(&failure, Failure::Redis(error) if error.kind() == down);
         let redirect = Redirect::after(&failure, asked.as_ref());
         let mut error = failure.explain(operation);
         match redirect {
             Redirect::Moved(to) => {
-                nodes.lock().slots.moved(slot, to);
-                self.refresh_soon();
+                self.lock().slots.moved(slot, to);
+                // Beside other requests. Without a runtime the next request fails.
+                let cluster = Arc::clone(self);
+                let refreshed = self
+                    .settings
+                    .executor
+                    .spawn(async move { drop(cluster.refresh().await) });
+                drop(refreshed);
                 Next::Retry(error)
             }
-            Redirect::Moving(to) => match nodes.connection(&to).await {
+            Redirect::Moving(to) => match self.connected(&to).await {
                 Ok(connection) => Next::Ask(connection.asking()),
                 Err(failure) => Next::Retry(failure.explain(operation)),
             },
             Redirect::Again => Next::Retry(error),
-            Redirect::Refused => match nodes.refresh(nodes.refreshes()).await {
-                Ok(()) if is_down || nodes.owner(slot).is_none() => Next::Retry(nodes.not_served(operation, slot)),
+            Redirect::Refused => match self.refresh().await {
+                Ok(()) if is_down || self.owner(slot).is_none() => Next::Retry(self.not_served(operation, slot)),
                 Ok(()) => Next::Retry(error),
                 Err(error) if error.is_retryable() => Next::Retry(error),
                 Err(error) => Next::Fail(error),
@@ -145,7 +128,7 @@ impl Router for Cluster {
                     info.message += &format!(". This is node {asked}");
                 }
                 // It may have been set up wrong when another one had taken its place.
-                match nodes.refresh(nodes.refreshes()).await.is_ok() && nodes.owner(slot) != asked {
+                match self.refresh().await.is_ok() && self.owner(slot) != asked {
                     true => Next::Retry(error),
                     false => Next::Fail(error),
                 }
@@ -155,24 +138,19 @@ impl Router for Cluster {
 
     /// Looks for another node after a silence, because one that is cut off does not say so.
     async fn moved(&self, name: &LockName, at: &Connection) {
-        self.0.moved(self.0.slot(name), at.place().endpoint()).await;
-    }
-
-    fn current(&self) -> Option<Connection> {
-        let nodes = &self.0.lock().nodes;
-        nodes.values().find_map(Reconnecting::current).map(Connection::new)
+        self.left(self.slot(name), at.place().endpoint()).await;
     }
 
     fn trouble(&self) -> Option<LockError> {
-        self.0.lock().trouble.clone()
+        self.lock().trouble.clone()
     }
 
     fn unserved(&self) -> usize {
-        self.0.lock().slots.unserved()
+        self.lock().slots.unserved()
     }
 
     fn close(&self) {
-        let mut known = self.0.lock();
+        let mut known = self.lock();
         known.is_closed = true;
         let nodes = std::mem::take(&mut known.nodes);
         drop(known);
@@ -180,31 +158,30 @@ impl Router for Cluster {
     }
 
     fn is_closed(&self) -> bool {
-        self.0.lock().is_closed
+        self.lock().is_closed
     }
 }
 
 impl Cluster {
-    /// Reads the slots anew, beside other requests.
-    fn refresh_soon(&self) {
-        let (nodes, seen) = (Arc::clone(&self.0), self.0.refreshes());
-        // Without a runtime the next request fails.
-        let _ = self.0.settings.executor.spawn(async move {
-            if let Err(error) = nodes.refresh(seen).await {
-                tracing::debug!(target: "fencelock", "the slots of the Redis Cluster could not be read: {error}");
-            }
-        });
+    /// Starts without a connection. Each of the seeds is given by host and port.
+    pub(crate) fn new(seeds: Vec<Place>, settings: Arc<Settings>) -> Arc<Self> {
+        let known = Known {
+            slots: Slots::empty(),
+            nodes: HashMap::new(),
+            trouble: None,
+            is_closed: false,
+        };
+        Arc::new(Self {
+            seeds,
+            settings,
+            known: Mutex::new(known),
+            refreshes: AtomicU64::new(0),
+            refreshing: tokio::sync::Mutex::default(),
+        })
     }
-}
 
-impl Nodes {
     fn slot(&self, name: &LockName) -> u16 {
         slot(&self.settings.keys.lock(name))
-    }
-
-    /// How often the slots have been read.
-    fn refreshes(&self) -> u64 {
-        self.refreshes.load(Ordering::Acquire)
     }
 
     /// The node that serves the slot, as far as known.
@@ -213,11 +190,11 @@ impl Nodes {
     }
 
     /// Completes when another node than `asked` serves the slot. It looks after each [`SILENCE`].
-    async fn moved(&self, slot: u16, asked: Option<&Endpoint>) {
+    async fn left(&self, slot: u16, asked: Option<&Endpoint>) {
         loop {
             sleep(SILENCE).await;
             // If it fails there is no other node to ask.
-            let _ = self.refresh(self.refreshes()).await;
+            let _ = self.refresh().await;
             if self.owner(slot).as_ref() != asked {
                 return;
             }
@@ -235,16 +212,17 @@ impl Nodes {
         Ok(known.nodes.entry(endpoint.clone()).or_insert_with(new).clone())
     }
 
-    async fn connection(&self, endpoint: &Endpoint) -> Result<Connection, Failure> {
+    async fn connected(&self, endpoint: &Endpoint) -> Result<Connection, Failure> {
         Ok(Connection::new(self.node(endpoint)?.get().await?))
     }
 
-    /// Reads the slots from the first node that tells, unless that has been done since `refreshes` was read as `seen`.
+    /// Reads the slots from the first node that tells, unless another task does so meanwhile.
     ///
     /// Dropping the future stops it.
-    async fn refresh(&self, seen: u64) -> Result<(), LockError> {
+    async fn refresh(&self) -> Result<(), LockError> {
+        let seen = self.refreshes.load(Ordering::Acquire);
         let _refreshing = self.refreshing.lock().await;
-        if self.refreshes() != seen {
+        if self.refreshes.load(Ordering::Acquire) != seen {
             return Ok(());
         }
         let read = self.read_slots().await;
@@ -308,7 +286,7 @@ impl Nodes {
     fn candidates(&self) -> Vec<Endpoint> {
         let known = self.lock();
         let mut all = known.slots.primaries.clone();
-        let first = usize::try_from(self.refreshes()).unwrap_or_default() % all.len().max(1);
+        let first = usize::try_from(self.refreshes.load(Ordering::Acquire)).unwrap_or_default() % all.len().max(1);
         all.rotate_left(first);
         all.extend(known.slots.replicas.iter().cloned());
         all.extend(self.seeds.iter().filter_map(Place::endpoint).cloned());
@@ -320,7 +298,7 @@ impl Nodes {
     async fn ask(&self, endpoint: Endpoint) -> (Endpoint, Result<Slots, LockError>) {
         const OPERATION: &str = "asking for the nodes of the cluster";
         let asking = async {
-            let connection = self.connection(&endpoint).await?;
+            let connection = self.connected(&endpoint).await?;
             let answer = connection.request(redis::cmd("CLUSTER").arg("SLOTS")).await?;
             let slots = Slots::read(answer, &endpoint).ok_or(Failure::Nonsense)?;
             // It has been reset, or is not in the cluster yet.

@@ -137,7 +137,11 @@ pub(crate) const DEMOTED: &str = "Redis became a read-only replica: a failover i
                                   Waits and renewals try again until their deadlines";
 
 /// What the server says of itself while it cannot serve, the code first. All of it passes or can be mended.
-const TRANSIENT: [(&str, &str); 7] = [
+const TRANSIENT: [(&str, &str); 8] = [
+    (
+        "OOM",
+        "Redis is out of memory: raise its maxmemory, or free some. Locks that are held can be renewed and released",
+    ),
     ("LOADING", "Redis has been restarted and is still loading its data"),
     (
         "MISCONF",
@@ -205,13 +209,6 @@ fn explain(operation: &'static str, error: RedisError) -> LockError {
         return configuration(
             "what answers at that address does not speak the protocol of Redis; correct host, port, or the scheme \
              (rediss: for TLS)"
-                .to_owned(),
-            error,
-        );
-    }
-    if code == "OOM" {
-        return unavailable(
-            "Redis is out of memory: raise its maxmemory, or free some. Locks that are held can be renewed and released"
                 .to_owned(),
             error,
         );

@@ -91,9 +91,8 @@ pub async fn admit_shared(
     resource: &str,
     token: FencingToken,
 ) -> Result<(), FenceError> {
-    guarded(con, resource, &format!("s{token}"), token, None)
-        .await
-        .map(drop)
+    let offered = format!("s{token}");
+    guarded(con, resource, &offered, token, None).await.map(drop)
 }
 
 /// Admits `token` and carries out `command`, in one step that nothing comes between.
@@ -161,13 +160,14 @@ async fn guarded(
     }
     match answer {
         Ok((word, reply)) if word == "admitted" => Ok(reply),
-        Ok((_, mark)) => match redis::from_redis_value::<String>(mark)
-            .ok()
-            .and_then(|mark| mark.parse().ok())
-        {
-            Some(mark) => Err(StaleToken::new(resource, token, mark).into()),
-            None => Err(not_a_token(resource)),
-        },
+        Ok((_, mark)) => {
+            let mark = redis::from_redis_value::<String>(mark).ok();
+            let mark = mark.and_then(|mark| mark.parse().ok());
+            Err(mark.map_or_else(
+                || not_a_token(resource),
+                |mark| StaleToken::new(resource, token, mark).into(),
+            ))
+        }
         Err(error) if error.to_string().contains("fencelock: foreign value") => Err(not_a_token(resource)),
         Err(error) => Err(error.into()),
     }

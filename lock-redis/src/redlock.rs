@@ -196,7 +196,7 @@ impl DistributedLock for Redlock {
         let round = self.0.ask("reservation", claim, move |_, node, claim| async move {
             Ok(Some(node.reserve(&claim, length).await? == Renewal::Renewed))
         });
-        let renewal = renewal(self.0.decide(round, |_, _| None).await?);
+        let renewal = renewal(self.0.decide(round, false).await?);
         self.0.held.reserved(claim.owner(), renewal, self.0.now() + length);
         Ok(renewal)
     }

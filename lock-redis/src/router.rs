@@ -38,8 +38,10 @@ pub(crate) trait Router: Send + Sync {
         std::future::pending().await
     }
 
-    /// An open connection, if there is one.
-    fn current(&self) -> Option<Connection>;
+    /// The open connection to the one server, if there is one.
+    fn current(&self) -> Option<Connection> {
+        None
+    }
 
     /// Why no other server is found for requests that the present one does not answer, if that is known.
     fn trouble(&self) -> Option<LockError> {

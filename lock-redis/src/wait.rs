@@ -5,13 +5,12 @@
 
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, Grant, LockError, Stamp, Wait};
+use lock_core::{Attempt, Claim, LockError, Stamp, Wait};
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 
 use crate::client::Client;
-use crate::commands::{Answer, OnBusy, Waiting};
-use crate::subscriptions::{Push, Ticket};
+use crate::commands::{Answer, OnBusy};
+use crate::subscriptions::Push;
 
 /// The server says in whole milliseconds what is left of a lease, and ends a key after the last one.
 const LEEWAY: Duration = Duration::from_millis(2);
@@ -22,69 +21,51 @@ impl Client {
     /// The place in the queue survives a broken connection, as long as another is there within a third of the ttl. In a cluster it moves
     /// with the slot of the name.
     pub(crate) async fn wait(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
+        let settings = &*self.settings;
         // Before anything is sent, so that no push is missed.
-        let mut ticket = self.settings.subscriptions.wait(claim.owner());
+        let mut ticket = settings.subscriptions.wait(claim.owner());
         loop {
             let asking = self.call("acquire", claim.name(), |connection, _| async move {
-                let (answer, sent) = self.settings.acquire(&connection, claim, OnBusy::Queue).await?;
+                let (answer, sent) = settings.acquire(&connection, claim, OnBusy::Queue).await?;
                 Ok((answer, sent, connection.ending()))
             });
+            // After `ending` no push comes any more.
             let (waiting, sent, ending) = match asking.await? {
                 (Answer::Granted(grant), ..) => return Ok(Attempt::Granted(grant)),
                 (Answer::Busy(waiting), sent, ending) => (waiting, sent, ending),
             };
             wait.busy(&waiting.busy);
-            match self
-                .next(claim, wait.deadline(), &ending, &mut ticket, &waiting, sent)
-                .await
-            {
-                Next::Ask => {}
-                Next::Granted(grant) => return Ok(Attempt::Granted(grant)),
-                Next::Ended => return Ok(waiting.busy.into()),
-                Next::GiveUp => {
-                    // Should the lock have been granted meanwhile, it is given on.
-                    let leaving = |connection, _| async move { self.settings.release(&connection, claim, None).await };
-                    self.call("acquire", claim.name(), leaving).await?;
-                    return Ok(waiting.busy.into());
+            let refresh = sent - claim.ttl().saturating_sub(waiting.life) + claim.ttl() / 3;
+            let refresh = refresh.max(sent + claim.ttl() / 6);
+            let mut look = settings.clock.now() + waiting.turn + LEEWAY;
+            loop {
+                tokio::select! {
+                    biased;
+                    push = ticket.next() => match push {
+                        // The claim was released.
+                        None => return Ok(waiting.busy.into()),
+                        // An older one answers a request that has been answered "busy" since.
+                        Some(Push::Granted { token, sent: answered, life, tokens }) if answered >= settings.micros(sent) => {
+                            let grant = settings.grant(claim, (token, tokens), settings.stamp(answered), life);
+                            return Ok(Attempt::Granted(grant));
+                        }
+                        Some(Push::Granted { .. }) => {}
+                        Some(Push::First(lease)) => look = settings.clock.now() + lease + LEEWAY,
+                        Some(Push::Taken(_)) => break,
+                    },
+                    () = ending.cancelled() => break,
+                    () = self.until(wait.deadline()) => {
+                        // Should the lock have been granted meanwhile, it is given on.
+                        let leaving = |connection, _| async move { settings.release(&connection, claim, None).await };
+                        self.call("acquire", claim.name(), leaving).await?;
+                        return Ok(waiting.busy.into());
+                    }
+                    () = self.until(Some(look.min(refresh))) => break,
                 }
             }
             // Also if only the server of the name has left the cluster.
             if self.router.is_closed() {
                 return Err(LockError::closed());
-            }
-        }
-    }
-
-    /// What happens first after the answer "busy" to the request that was sent at `sent`. After `ending` no push comes any more.
-    async fn next(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        ending: &CancellationToken,
-        ticket: &mut Ticket,
-        waiting: &Waiting,
-        sent: Stamp,
-    ) -> Next {
-        let refresh = sent - claim.ttl().saturating_sub(waiting.life) + claim.ttl() / 3;
-        let refresh = refresh.max(sent + claim.ttl() / 6);
-        let mut look = self.settings.clock.now() + waiting.turn + LEEWAY;
-        loop {
-            let next = look.min(refresh);
-            tokio::select! {
-                biased;
-                push = ticket.next() => match push {
-                    None => return Next::Ended,
-                    // An older one answers a request that has been answered "busy" since.
-                    Some(Push::Granted { token, sent: answered, life, tokens }) if answered >= self.settings.micros(sent) => {
-                        return Next::Granted(self.settings.grant(claim, (token, tokens), self.settings.stamp(answered), life));
-                    }
-                    Some(Push::Granted { .. }) => {}
-                    Some(Push::First(lease)) => look = self.settings.clock.now() + lease + LEEWAY,
-                    Some(Push::Taken(_)) => return Next::Ask,
-                },
-                () = ending.cancelled() => return Next::Ask,
-                () = self.until(deadline) => return Next::GiveUp,
-                () = self.until(Some(next)) => return Next::Ask,
             }
         }
     }
@@ -101,13 +82,4 @@ impl Client {
             sleep(left).await;
         }
     }
-}
-
-enum Next {
-    /// Time to ask again.
-    Ask,
-    Granted(Grant),
-    GiveUp,
-    /// The claim was released.
-    Ended,
 }

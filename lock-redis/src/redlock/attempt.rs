@@ -268,11 +268,7 @@ impl<N: Node> Quorum<N> {
     fn order(&self, claim: &Claim) -> Vec<usize> {
         let mut nodes: Vec<_> = (0..self.len()).collect();
         nodes.sort_by_key(|node| self.nodes[*node].place());
-        let sum = claim
-            .name()
-            .as_str()
-            .bytes()
-            .fold(0, |sum, byte| sum + usize::from(byte));
+        let sum: usize = claim.name().as_str().bytes().map(usize::from).sum();
         nodes.rotate_left(sum % self.len());
         nodes
     }
@@ -352,22 +348,20 @@ impl<N: Node> Quorum<N> {
         let mut top = tokens().find(|token| tally.at(*token) >= majority).or(tokens().max())?;
         if tally.at(top) < majority {
             // Nodes that have not answered yet may be faster than one that falls silent now.
-            let until = if is_open {
-                until.min(Instant::now() + 10 * FIRST_PAUSE)
-            } else {
-                until
-            };
+            let soon = Instant::now() + 10 * FIRST_PAUSE;
+            let until = if is_open { until.min(soon) } else { until };
             top = self.confirm(claim, tally, top, until).await;
         }
         if tally.at(top) < majority {
             return None;
         }
         // The lease that ends first is the one that is kept.
-        let agreed = tally.votes.iter().filter(|vote| vote.token == top);
-        let lease = agreed
-            .map(|vote| &vote.lease)
-            .min_by_key(|lease| lease.deadline())?
-            .clone();
+        let leases = tally
+            .votes
+            .iter()
+            .filter(|vote| vote.token == top)
+            .map(|vote| &vote.lease);
+        let lease = leases.min_by_key(|lease| lease.deadline())?.clone();
         let now = self.now();
         tally.is_stale = !lease.is_valid(now) || lease.deadline().since(now) < claim.ttl() / 4;
         (!tally.is_stale).then_some((top, lease))
@@ -380,48 +374,34 @@ impl<N: Node> Quorum<N> {
     /// have a node in common, whose counter comes to a number once.
     async fn confirm(&self, claim: &Claim, tally: &mut Tally, mut top: FencingToken, until: Instant) -> FencingToken {
         loop {
-            let passed = self.raise(claim, tally, top, until).await;
-            let has_failed = tally.at(top) >= self.majority() || tally.votes.len() < self.majority();
-            let next = passed.filter(|_| !has_failed && Instant::now() < until);
+            // The last token of nodes that have drawn this one already.
+            let mut passed = None;
+            let mut round = self.ask_confirm(claim, &tally.votes, top, false);
+            while tally.at(top) < self.majority() && tally.at(top) + round.open.len() >= self.majority() {
+                let Ok(Some((node, confirmed))) = timeout_at(until, round.next()).await else {
+                    break;
+                };
+                let Some(at) = tally.votes.iter().position(|vote| vote.node == node) else {
+                    continue;
+                };
+                match confirmed {
+                    Ok(Confirmed::Yes) => tally.votes[at].token = top,
+                    Ok(Confirmed::Passed(last)) => passed = passed.max(Some(last)),
+                    Ok(Confirmed::Lost) => tally.lost.push(tally.votes.remove(at).node),
+                    Err(error) => tally.errors.push((tally.votes.remove(at).node, error)),
+                }
+            }
+            let is_over = tally.at(top) >= self.majority() || tally.votes.len() < self.majority();
+            let next = passed.filter(|_| !is_over && Instant::now() < until);
             let next = next.map(|last| FencingToken::new(last + 1 + fastrand::u64(..AHEAD)));
             let Some(Ok(next)) = next else { return top };
             top = next;
         }
     }
 
-    /// Raises the nodes once. Returns the last token of nodes that have drawn this one already.
-    async fn raise(&self, claim: &Claim, tally: &mut Tally, top: FencingToken, until: Instant) -> Option<u64> {
-        let mut passed = None;
-        let mut round = self.ask_confirm(claim, &tally.votes, top, false);
-        while tally.at(top) < self.majority() && tally.at(top) + round.open.len() >= self.majority() {
-            let Ok(Some((node, confirmed))) = timeout_at(until, round.next()).await else {
-                break;
-            };
-            match confirmed {
-                Ok(Confirmed::Yes) => {
-                    let vote = tally.votes.iter_mut().find(|vote| vote.node == node);
-                    vote.into_iter().for_each(|vote| vote.token = top);
-                }
-                Ok(Confirmed::Passed(last)) => passed = passed.max(Some(last)),
-                Ok(Confirmed::Lost) => {
-                    tally.votes.retain(|vote| vote.node != node);
-                    tally.lost.push(node);
-                }
-                Err(error) => {
-                    tally.votes.retain(|vote| vote.node != node);
-                    tally.errors.push((node, error));
-                }
-            }
-        }
-        passed
-    }
-
     fn ask_confirm(&self, claim: &Claim, votes: &[Vote], top: FencingToken, is_agreed: bool) -> Round<Confirmed> {
-        let lower: BTreeMap<_, _> = votes
-            .iter()
-            .filter(|vote| vote.token != top)
-            .map(|vote| (vote.node, vote.token))
-            .collect();
+        let lower = votes.iter().filter(|vote| vote.token != top);
+        let lower: BTreeMap<_, _> = lower.map(|vote| (vote.node, vote.token)).collect();
         self.ask_some("acquire", lower.keys().copied().collect(), |number, node| {
             let (claim, presented) = (claim.clone(), lower[&number]);
             async move { node.confirm(&claim, presented, top, is_agreed).await }

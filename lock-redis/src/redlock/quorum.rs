@@ -153,7 +153,7 @@ impl<N: Node> Quorum<N> {
         let round = self.ask("renew", claim, move |_, node, claim| async move {
             twice(limit, |_| node.renew(&claim)).await.map(Some)
         });
-        let renewed = self.decide(round, |_, _| None).await?;
+        let renewed = self.decide(round, false).await?;
         if !renewed {
             self.held.forget(claim.owner());
         }
@@ -180,17 +180,12 @@ impl<N: Node> Quorum<N> {
     /// Whether the claim held the name on a majority, by the answers to its release. Nodes that failed, or do not know, may have been among
     /// those; alone the ones that failed hold nothing.
     pub(super) async fn released(&self, round: Round<Option<bool>>) -> Result<bool, LockError> {
-        self.decide(round, |yes, failed| Some(yes + failed >= self.majority()))
-            .await
+        self.decide(round, true).await
     }
 
     /// What a majority of all nodes answers: yes, or that yes can have no majority any more. If it is neither, although a majority has
-    /// answered, `undecided` says what it is, by how many said yes, and how many failed or do not know.
-    pub(super) async fn decide(
-        &self,
-        mut round: Round<Option<bool>>,
-        undecided: impl Fn(usize, usize) -> Option<bool>,
-    ) -> Result<bool, LockError> {
+    /// answered, that is an error, unless those that failed or do not know `may_count` as yes.
+    pub(super) async fn decide(&self, mut round: Round<Option<bool>>, may_count: bool) -> Result<bool, LockError> {
         let (mut yes, mut no, mut unknown, mut errors) = (0, 0, 0, Vec::new());
         loop {
             if yes >= self.majority() {
@@ -207,10 +202,8 @@ impl<N: Node> Quorum<N> {
                 Some((_, Ok(Some(false)))) => no += 1,
                 Some((_, Ok(None))) => unknown += 1,
                 Some((node, Err(error))) => errors.push((node, error)),
-                None => {
-                    let decided = undecided(yes, unknown + errors.len());
-                    return decided.ok_or_else(|| self.no_majority(round.operation, errors));
-                }
+                None if may_count => return Ok(yes + unknown + errors.len() >= self.majority()),
+                None => return Err(self.no_majority(round.operation, errors)),
             }
         }
     }
