@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(slots.owner(100), Some(&Endpoint::new("seed", 3)));
         assert_eq!((slots.owner(101), slots.owner(200)), (None, None));
         assert_eq!(slots.unserved(), 16384 - 101);
-        assert_eq!(slots.replicas, [b.clone()]);
+        assert_eq!(slots.replicas, std::slice::from_ref(&b));
         slots.moved(99, b.clone());
         assert_eq!((slots.owner(99), slots.owner(98)), (Some(&b), Some(&a)));
         assert_eq!(slots.primaries.len(), 3);

@@ -14,9 +14,9 @@ use async_trait::async_trait;
 use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use futures_util::future::try_join_all;
 use lock_core::{DistributedLock, LockError, LockName, OwnerId};
+use lock_redis::RedisConfig;
 use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue, RedisError, Value};
-use lock_redis::RedisConfig;
 use test_servers::Kind;
 use tokio::runtime::Handle;
 
