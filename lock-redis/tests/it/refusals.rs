@@ -1,7 +1,7 @@
 //! Addresses and servers that are wrong: each its own clear refusal.
 
 use lock_core::LockError;
-use lock_redis::{RedisLock};
+use lock_redis::RedisLock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 
 use lock_core::{DistributedLock, Locks, Released};
-use lock_redis::{RedisLock};
+use lock_redis::RedisLock;
 use rcgen::{CertificateParams, KeyPair};
 use tempfile::TempDir;
 
