@@ -35,10 +35,12 @@ pub(crate) enum Admission {
 /// If the name has another kind now, or the claim holds it in another mode.
 pub(crate) fn admission(claim: &Claim, holders: &[Holder], waiting: &[Waiter]) -> Result<Admission, LockError> {
     let (name, asked, owner) = (claim.name(), claim.mode(), claim.owner().to_string());
-    let mut mine = holders
+    let is_mine = |holder: &&Holder| holder.owner == Some(claim.owner()) && !holder.is_reserved;
+    if let Some((held, token)) = holders
         .iter()
-        .filter(|holder| holder.owner == Some(claim.owner()) && !holder.is_reserved);
-    if let Some((held, token)) = mine.next().and_then(|holder| Some((holder.mode, holder.token?))) {
+        .find(is_mine)
+        .and_then(|mine| Some((mine.mode, mine.token?)))
+    {
         // A writer can become a reader.
         return match held == asked || (held, asked) == (Mode::Exclusive, Mode::Shared) {
             true => Ok(Admission::Held(token)),
@@ -46,11 +48,10 @@ pub(crate) fn admission(claim: &Claim, holders: &[Holder], waiting: &[Waiter]) -
         };
     }
     let others = || waiting.iter().filter(|waiter| waiter.owner != owner);
-    let mut found = holders
-        .iter()
-        .map(|holder| holder.mode)
-        .chain(others().map(|waiter| waiter.mode));
-    if let Some(found) = found.next().filter(|found| !found.is_same_kind(asked)) {
+    let found = holders.first().map(|holder| holder.mode);
+    if let Some(found) = found.or_else(|| Some(others().next()?.mode))
+        && !found.is_same_kind(asked)
+    {
         return Err(LockError::invalid_mode(name, asked, found));
     }
     let mine = waiting.iter().find(|waiter| waiter.owner == owner);

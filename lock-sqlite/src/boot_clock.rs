@@ -4,27 +4,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lock_core::LockError;
 
-/// The clock by which locks expire, and the boot that it belongs to.
+/// The clock by which locks expire, and the id of the boot that it belongs to.
 ///
 /// Every process of the machine must read the same clock, or one of them would free what another still holds. On Linux that is the time since
 /// boot, counting suspend: no setting of the wall clock changes it. A reading means nothing after a reboot, so the id of the boot is stored
-/// beside each one. A time namespace has a boot clock of its own and is refused.
-///
-/// Other systems have no boot id that can be read without unsafe code. There the wall clock is used.
-#[derive(Clone, Debug)]
+/// beside each one. Other systems have no boot id that can be read without unsafe code. There the wall clock is used.
+#[derive(Debug)]
 pub(crate) struct BootClock {
-    id: String,
+    pub(crate) id: String,
 }
 
 impl BootClock {
     /// Finds out which boot this is. `allow_unsafe` accepts one that other processes may see differently.
     pub(crate) fn find(allow_unsafe: bool) -> Result<Self, LockError> {
         system::boot_id(allow_unsafe).map(|id| Self { id })
-    }
-
-    /// The id of this boot.
-    pub(crate) fn id(&self) -> &str {
-        &self.id
     }
 
     /// The machine's clock, in nanoseconds.
@@ -36,11 +29,6 @@ impl BootClock {
 /// A reading `length` later; at most the end of time.
 pub(crate) fn after(now: i64, length: Duration) -> i64 {
     now.saturating_add(i64::try_from(length.as_nanos()).unwrap_or(i64::MAX))
-}
-
-/// The time from `now` until `then`; zero if it is past.
-pub(crate) fn until(now: i64, then: i64) -> Duration {
-    Duration::from_nanos(u64::try_from(then.saturating_sub(now)).unwrap_or(0))
 }
 
 /// Microseconds of Unix time.
@@ -88,6 +76,16 @@ mod system {
         let mut clocks = offsets.lines().map(str::split_whitespace);
         clocks.any(|mut words| matches!(words.next(), Some("boottime" | "7")) && words.any(|word| word != "0"))
     }
+
+    #[test]
+    fn a_boot_clock_that_is_set_off_is_told_from_one_that_is_not() {
+        for same in ["", "monotonic 5 0\nboottime 0 0\n"] {
+            assert!(!is_set_off(same), "{same}");
+        }
+        for other in ["monotonic 0 0\nboottime 100 0\n", "1 0 0\n7 -5 0\n"] {
+            assert!(is_set_off(other), "{other}");
+        }
+    }
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -98,21 +96,5 @@ mod system {
 
     pub(super) fn boot_id(_allow_unsafe: bool) -> Result<String, lock_core::LockError> {
         Ok("wall clock".to_owned())
-    }
-}
-
-#[cfg(all(test, any(target_os = "linux", target_os = "android")))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_boot_clock_that_is_set_off_is_told_from_one_that_is_not() {
-        assert!(BootClock::find(false).unwrap().id().len() >= 32);
-        for same in ["", "monotonic 0 0\nboottime 0 0\n", "monotonic 5 0\nboottime 0 0\n"] {
-            assert!(!system::is_set_off(same), "{same}");
-        }
-        for other in ["monotonic 0 0\nboottime 100 0\n", "1 0 0\n7 -5 0\n"] {
-            assert!(system::is_set_off(other), "{other}");
-        }
     }
 }

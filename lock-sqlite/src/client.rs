@@ -5,7 +5,8 @@
 //! by that request.
 
 use std::fmt;
-use std::sync::{Arc, mpsc};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -13,20 +14,22 @@ use lock_core::{
     Attempt, Capabilities, Claim, Clock, DistributedLock, Executor, ExitDelay, Holder, Lease, LockError, LockName,
     Options, Released, Renewal, Scope, ServerInfo, Wait,
 };
-use tokio::sync::{Notify, oneshot};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use crate::commands::{Key, Tx};
-use crate::error::{Failure, no_answer};
-use crate::wait::Wake;
+use crate::commands::Tx;
+use crate::error::Failure;
+use crate::wait::{Listener, Wake};
 use crate::worker::{Job, Order, Worker};
 use crate::{SqliteConfig, SqliteLock, file_identity, read_only};
 
 /// Longest pause before a request that found the file busy comes again.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long a request that does not wait lets one transaction of another process keep it from the file.
-const STANDSTILL: Duration = Duration::from_secs(1);
+/// How long a request that does not wait may take, whatever the limit for requests.
+const IMPATIENT: Duration = Duration::from_secs(5);
 
 /// A failure that is to come, from a file that another process blocks, is told so soon after the end of a wait.
 const LAST_ATTEMPT: Duration = Duration::from_millis(750);
@@ -71,7 +74,8 @@ impl SqliteConfig {
             op_timeout: Options::usable_op_timeout(self.op_timeout)?,
             ..self
         };
-        let (jobs, wake) = Worker::start(config.clone())?;
+        let wake = Arc::new(Wake::default());
+        let jobs = Worker::start(config.clone(), Arc::clone(&wake))?;
         let client = Arc::new(Client { jobs, config, wake });
         Ok(SqliteLock { client })
     }
@@ -91,16 +95,51 @@ impl DistributedLock for SqliteLock {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        let limit = self.client.config.op_timeout;
-        self.client.attempt(claim, false, STANDSTILL, limit).await
+        let limit = self.client.config.op_timeout.min(IMPATIENT);
+        self.client.attempt(claim, false, limit).await
+    }
+
+    async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
+        let (client, deadline, clock) = (&self.client, wait.deadline(), Clock::system());
+        let left = || deadline.map_or(Duration::MAX, |deadline| deadline.since(clock.now()));
+        let limit = || left().max(LAST_ATTEMPT).min(client.config.op_timeout);
+        let busy = match client.attempt(claim, false, limit()).await? {
+            Attempt::Busy(busy) => busy,
+            granted => return Ok(granted),
+        };
+        if left().is_zero() {
+            wait.busy(&busy);
+            return Ok(busy.into());
+        }
+        // Before the claim has a row among the waiters, so that no release is missed after that.
+        let waiting = client.wake.join(claim.owner(), |listener| {
+            // A client that cannot listen looks by itself.
+            let _ = Executor::default().spawn(listen(Arc::downgrade(client), listener));
+        });
+        loop {
+            let busy = match client.attempt(claim, true, limit()).await? {
+                Attempt::Busy(busy) => busy,
+                granted => return Ok(granted),
+            };
+            // Not before: a claim that is said to wait holds up those that come after it.
+            wait.busy(&busy);
+            if left().is_zero() {
+                let claim = claim.clone();
+                let leave = move |worker: &mut Worker| worker.change(|tx| tx.leave(&claim));
+                let limit = LEAVING.min(client.config.op_timeout);
+                // A row that stays counts for a moment only.
+                let _ = client.call("acquire", Order::First, limit, leave).await;
+                return Ok(busy.into());
+            }
+            let _ = timeout(client.wake.pause(&busy).min(left()), waiting.woken.notified()).await;
+        }
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
         match lease.claim() {
             Some(claim) => {
-                self.client
-                    .keep("renew", claim, false, |tx, claim| tx.renew(claim))
-                    .await
+                let renew = |tx: &Tx<'_>, claim: &Claim| tx.renew(claim);
+                self.client.keep("renew", claim, false, renew).await
             }
             // Not one of ours.
             None => Ok(Renewal::NotHeld),
@@ -115,7 +154,7 @@ impl DistributedLock for SqliteLock {
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         let claim = claim.clone();
         let work = move |worker: &mut Worker| {
-            worker.renewed(&claim, None);
+            worker.held.remove(&claim.owner());
             let was_held = match worker.change(|tx| tx.release(&claim, keep)) {
                 // What lies there now may be a copy that has the lock.
                 Err(Failure::Lost(_)) => worker.change(|tx| tx.release(&claim, keep))?,
@@ -129,58 +168,15 @@ impl DistributedLock for SqliteLock {
         self.client.first("release", work).await
     }
 
-    async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
-        let (client, deadline, clock) = (&*self.client, wait.deadline(), Clock::system());
-        let left = || deadline.map_or(Duration::MAX, |deadline| deadline.since(clock.now()));
-        let limit = || left().max(LAST_ATTEMPT).min(client.config.op_timeout);
-        let busy = match client.attempt(claim, false, Duration::MAX, limit()).await? {
-            Attempt::Busy(busy) => busy,
-            granted => return Ok(granted),
-        };
-        if left().is_zero() {
-            wait.busy(&busy);
-            return Ok(busy.into());
-        }
-        // Before the claim has a row among the waiters, so that no release is missed after that.
-        let mut waiting = Waiting::begin(client, claim);
-        loop {
-            let busy = match client.attempt(claim, true, Duration::MAX, limit()).await? {
-                Attempt::Busy(busy) => busy,
-                granted => {
-                    waiting.has_row = false;
-                    return Ok(granted);
-                }
-            };
-            // Not before: a claim that is said to wait holds up those that come after it.
-            wait.busy(&busy);
-            if left().is_zero() {
-                waiting.end().await;
-                return Ok(busy.into());
-            }
-            let _ = timeout(client.wake.pause(&busy).min(left()), waiting.woken.notified()).await;
-        }
-    }
-
     async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-        let (client, name) = (&self.client, name.clone());
-        client
-            .read("asking who holds a lock", move |tx| tx.holders(&name))
-            .await
+        let name = name.clone();
+        let read = self.client.read("asking who holds a lock", move |tx| tx.holders(&name));
+        read.await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
-        let (mut held, mut next) = (Vec::new(), Some(Key::from((prefix.to_owned(), String::new()))));
-        while let Some(after) = next {
-            let prefix = prefix.to_owned();
-            let page = self
-                .client
-                .read("listing locks", move |tx| tx.list(&prefix, &after))
-                .await?;
-            held.extend(page.0);
-            next = page.1;
-        }
-        held.sort_by(|a, b| (&a.name, a.token).cmp(&(&b.name, b.token)));
-        Ok(held)
+        let prefix = prefix.to_owned();
+        self.client.read("listing locks", move |tx| tx.list(&prefix)).await
     }
 
     async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
@@ -196,9 +192,8 @@ impl DistributedLock for SqliteLock {
 
     /// A client whose close failed goes on, and can be closed again.
     async fn close(&self) -> Result<(), LockError> {
-        let (client, limit) = (&self.client, self.client.config.op_timeout);
-        let done = client.call("close", Order::First, limit, Worker::close).await;
-        client.wake.wake(None);
+        let done = self.client.first("close", Worker::close).await;
+        self.client.wake.wake(None);
         match done {
             Err(LockError::Closed { .. }) => Ok(()),
             done => done,
@@ -208,7 +203,7 @@ impl DistributedLock for SqliteLock {
 
 impl Client {
     /// Reads what is held. A client that only reads opens the file for it anew.
-    pub(crate) async fn read<T: Default + Send + 'static>(
+    async fn read<T: Default + Send + 'static>(
         &self,
         operation: &'static str,
         read: impl Fn(&Tx<'_>) -> Result<T, Failure> + Send + Sync + 'static,
@@ -220,29 +215,15 @@ impl Client {
         self.call(operation, Order::InTurn, self.config.op_timeout, work).await
     }
 
-    /// Gives up as soon as one transaction of another process has kept the file for `standstill`.
-    async fn attempt(
-        &self,
-        claim: &Claim,
-        waits: bool,
-        standstill: Duration,
-        limit: Duration,
-    ) -> Result<Attempt, LockError> {
+    async fn attempt(&self, claim: &Claim, waits: bool, limit: Duration) -> Result<Attempt, LockError> {
         let claim = claim.clone();
         let work = move |worker: &mut Worker| {
             let sent = Clock::system().now();
-            if waits {
-                worker.begin_wait(&claim);
+            let attempt = worker.write(|database| database.acquire(&claim, sent, waits))?;
+            if let Attempt::Granted(grant) = &attempt {
+                worker.held.insert(claim.owner(), grant.revoker());
             }
-            let attempt = worker.write(|database| database.acquire(&claim, sent, waits));
-            if attempt.as_ref().is_err_and(Failure::is_busy) && worker.stuck_for() >= standstill {
-                let message = no_answer(&worker.config.path, worker.stuck_for());
-                return Err(LockError::unavailable("acquire", message).into());
-            }
-            if let Ok(Attempt::Granted(grant)) = &attempt {
-                worker.granted(grant, sent);
-            }
-            attempt
+            Ok(attempt)
         };
         self.call("acquire", Order::InTurn, limit, work).await
     }
@@ -256,22 +237,19 @@ impl Client {
     ) -> Result<Renewal, LockError> {
         let claim = claim.clone();
         let work = move |worker: &mut Worker| {
-            let sent = Clock::system().now();
-            let is_held = match worker.write(|database| database.write(durably, |tx| keep(tx, &claim))) {
+            match worker.write(|database| database.write(durably, |tx| keep(tx, &claim))) {
+                Ok(true) => return Ok(Renewal::Renewed),
                 // What lies there now knows of the lock at best what was true when it was copied.
-                Err(Failure::Lost(_)) => false,
-                done => done?,
-            };
-            worker.renewed(&claim, is_held.then_some(sent));
-            Ok(match is_held {
-                true => Renewal::Renewed,
-                false => Renewal::NotHeld,
-            })
+                Ok(false) | Err(Failure::Lost(_)) => {}
+                Err(failure) => return Err(failure),
+            }
+            worker.held.remove(&claim.owner());
+            Ok(Renewal::NotHeld)
         };
         self.first(operation, work).await
     }
 
-    /// Has the thread write before it works requests to acquire.
+    /// Has the thread do `work` before requests to acquire.
     async fn first<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -280,7 +258,7 @@ impl Client {
         self.call(operation, Order::First, self.config.op_timeout, work).await
     }
 
-    /// Has the thread do `work`, and waits for that for at most `limit`.
+    /// Has the thread do `work`, again while the file is busy, and waits for that for at most `limit`.
     async fn call<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -292,25 +270,24 @@ impl Client {
         let mut pause = Duration::from_millis(1);
         loop {
             let (work, (reply, answer)) = (Arc::clone(&work), oneshot::channel());
-            let job = Job::new(order, move |worker| {
-                if !reply.is_closed() {
-                    // Explained by the thread that met it: rights may belong to threads.
-                    let done = work(worker).map_err(|failure| match failure.is_busy() {
-                        true => failure,
-                        false => failure.explain(operation, &worker.config.path, begun.elapsed()).into(),
-                    });
-                    let _ = reply.send(done);
+            let job = move |worker: &mut Worker| {
+                if reply.is_closed() {
+                    return;
                 }
-            });
-            self.send(job)?;
+                let done = catch_unwind(AssertUnwindSafe(|| work(worker)))
+                    .unwrap_or_else(|_| Err(LockError::unavailable(operation, "it panicked; please report it").into()));
+                // Explained by the thread that met it: rights may belong to threads.
+                let _ = reply.send(done.map_err(|failure| match failure.is_busy() {
+                    true => failure,
+                    false => failure.explain(operation, &worker.config.path, begun.elapsed()).into(),
+                }));
+            };
+            self.send(order, job)?;
             let failure = match timeout(limit.saturating_sub(begun.elapsed()), answer).await {
                 Ok(Ok(Ok(done))) => return Ok(done),
                 Ok(Ok(Err(failure))) => failure,
-                Ok(Err(_)) => {
-                    // The thread has ended, or is still there.
-                    self.send(Job::new(Order::First, |_| ()))?;
-                    return Err(LockError::unavailable(operation, "it panicked; please report it"));
-                }
+                // The thread has ended.
+                Ok(Err(_)) => return Err(LockError::closed()),
                 Err(_) => Failure::busy(),
             };
             if !failure.is_busy() || begun.elapsed() + pause >= limit {
@@ -322,8 +299,37 @@ impl Client {
     }
 
     /// Fails if the thread has ended.
-    fn send(&self, job: Job) -> Result<(), LockError> {
+    fn send(&self, order: Order, work: impl FnOnce(&mut Worker) + Send + 'static) -> Result<(), LockError> {
+        let job = (order, Box::new(work) as _);
         self.jobs.send(job).map_err(|_| LockError::closed())
+    }
+}
+
+/// Wakes the claims whose names have become free, whenever another client says that one has.
+async fn listen(client: Weak<Client>, Listener { pipe, mut ended }: Listener) {
+    #[allow(deprecated, reason = "its successor is unsafe, and asks for what an `OwnedFd` is")]
+    let Ok(pipe) = AsyncFd::with_interest(pipe, Interest::READABLE) else {
+        return;
+    };
+    loop {
+        tokio::select! {
+            _ = &mut ended => return,
+            ready = pipe.readable() => match ready {
+                Ok(mut ready) => ready.clear_ready(),
+                Err(_) => return,
+            },
+        }
+        let Some(client) = client.upgrade() else { return };
+        match client.wake.waiting() {
+            0 => {}
+            // It looks by itself.
+            1 => client.wake.wake(None),
+            _ => {
+                let find = |worker: &mut Worker| worker.with(|database| database.read(|tx| tx.may_go()));
+                let found = client.first("looking for free names", find).await;
+                client.wake.wake(found.ok().as_deref());
+            }
+        }
     }
 }
 
@@ -331,10 +337,10 @@ impl Drop for Client {
     fn drop(&mut self) {
         // A process that ends while it closes the file leaves a log behind, which only a client that may write can bring in.
         let delay = ExitDelay::begin();
-        let _ = self.send(Job::new(Order::First, move |worker| {
+        let _ = self.send(Order::First, move |worker| {
             worker.end();
             drop(delay);
-        }));
+        });
     }
 }
 
@@ -342,47 +348,6 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Client");
         shown.field("config", &self.config).finish_non_exhaustive()
-    }
-}
-
-/// A claim that waits. Dropping it ends the wait.
-struct Waiting<'a> {
-    client: &'a Client,
-    claim: &'a Claim,
-    woken: Arc<Notify>,
-    /// Whether it may have a row among the waiters. The grant takes that away.
-    has_row: bool,
-}
-
-impl<'a> Waiting<'a> {
-    fn begin(client: &'a Client, claim: &'a Claim) -> Self {
-        let woken = client.wake.join(claim.owner());
-        Self {
-            client,
-            claim,
-            woken,
-            has_row: true,
-        }
-    }
-
-    /// Takes the row away, so that it holds up no others. If the file is busy for so long, [`Drop`] sees to that.
-    async fn end(mut self) {
-        let claim = self.claim.clone();
-        let leave = move |worker: &mut Worker| worker.change(|tx| tx.leave(&claim));
-        let limit = LEAVING.min(self.client.config.op_timeout);
-        let left = self.client.call("acquire", Order::First, limit, leave).await;
-        self.has_row = left.is_err();
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.client.wake.leave(self.claim.owner());
-        if self.has_row {
-            let claim = self.claim.clone();
-            let leave = move |worker: &mut Worker| worker.end_wait(claim);
-            let _ = self.client.send(Job::new(Order::First, leave));
-        }
     }
 }
 
@@ -396,14 +361,11 @@ mod tests {
     async fn a_request_that_panics_fails_and_the_client_goes_on() {
         let dir = tempfile::tempdir().unwrap();
         let lock = SqliteLock::open(dir.path().join("locks.db")).await.unwrap();
-        let locks = Locks::new(lock.clone());
-        let guard = locks.lock("n").await.unwrap();
+        let guard = Locks::new(lock.clone()).lock("n").await.unwrap();
         let panicking = |_: &mut Worker| -> Result<(), Failure> { panic!("on purpose") };
         let failed = lock.client.first("panicking", panicking).await.unwrap_err();
         assert!(failed.to_string().contains("panicked"), "{failed}");
         guard.renew_now().await.unwrap();
-        guard.release().await.unwrap();
-        locks.lock("n").await.unwrap().release().await.unwrap();
     }
 
     #[tokio::test]
@@ -412,19 +374,12 @@ mod tests {
         let lock = SqliteLock::open(dir.path().join("locks.db")).await.unwrap();
         let (go, gate) = mpsc::channel();
         let (done, order) = mpsc::channel();
-        let job = |order, number| {
-            let done = done.clone();
-            Job::new(order, move |_| done.send(number).unwrap())
-        };
         // Three requests come while the thread is at work.
-        let held_up = Job::new(Order::First, move |_| gate.recv().unwrap());
-        for job in [
-            held_up,
-            job(Order::InTurn, 2),
-            job(Order::InTurn, 3),
-            job(Order::First, 1),
-        ] {
-            lock.client.jobs.send(job).unwrap();
+        let held_up = move |_: &mut Worker| gate.recv().unwrap();
+        lock.client.send(Order::First, held_up).unwrap();
+        for (order, number) in [(Order::InTurn, 2), (Order::InTurn, 3), (Order::First, 1)] {
+            let done = done.clone();
+            lock.client.send(order, move |_| done.send(number).unwrap()).unwrap();
         }
         go.send(()).unwrap();
         assert_eq!(order.iter().take(3).collect::<Vec<_>>(), [1, 2, 3]);

@@ -1,6 +1,5 @@
 //! All SQL about locks: what an operation does in its transaction.
 
-use std::error::Error;
 use std::time::{Duration, UNIX_EPOCH};
 
 use lock_core::{Attempt, Busy, Claim, FencingToken, Grant, Holder, Lease, LockError, LockName, Mode, OwnerId, Stamp};
@@ -8,7 +7,7 @@ use rusqlite::types::Type;
 use rusqlite::{OptionalExtension, Params, Row, ToSql, Transaction, params};
 
 use crate::admission::{Admission, Waiter, admission};
-use crate::boot_clock::{BootClock, after, until, wall_clock};
+use crate::boot_clock::{BootClock, after, wall_clock};
 use crate::counter;
 use crate::error::Failure;
 
@@ -18,9 +17,6 @@ const WAITER_TTL: Duration = Duration::from_secs(1);
 /// How many rows are searched for expired ones per grant, on average. A grant adds one row, so more than one is enough.
 const SWEEP: i64 = 4;
 
-/// How many rows of a list are read in one request.
-const PAGE: usize = 500;
-
 /// The longest reservation. It fits an `i64` of nanoseconds.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
@@ -28,20 +24,24 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     /// Stored with every row, so that a client can release all that it holds.
-    pub(crate) client: String,
+    client: String,
     /// The highest token drawn here, or the start that was made sure of; all that come are higher.
     pub(crate) seen: u64,
     /// How many grants there are before the next search for expired rows.
-    pub(crate) sweep_after: i64,
+    sweep_after: i64,
     /// Whether the last operation left something that claims wait for.
     pub(crate) wakes: bool,
 }
 
-/// Name and owner of a row.
-pub(crate) type Key = (String, String);
-
-/// The columns of a holder, before [`ENDS`].
-const COLUMNS: &str = "name, owner, token, mode, permits, label, host, pid, acquired_at, client = '' OR boot <> ?1";
+impl Known {
+    pub(crate) fn new(client: OwnerId, seen: u64) -> Self {
+        Self {
+            client: client.to_string(),
+            seen,
+            ..Self::default()
+        }
+    }
+}
 
 /// When a row ends to count, by the boot clock. `?1` is the id of the boot, `?2` the boot clock, `?3` the wall clock. A row of an earlier boot ends
 /// with what is left of its reservation by the wall clock, at most its whole length if that clock was set back.
@@ -73,42 +73,37 @@ impl<'a> Tx<'a> {
 
     /// All that hold the name.
     pub(crate) fn holders(&self, name: &LockName) -> Result<Vec<Holder>, Failure> {
-        let sql = format!("SELECT {COLUMNS}, {ENDS} AS ends FROM lock WHERE name = ?4 AND ends > ?2 ORDER BY token");
-        let mut statement = self.tx.prepare_cached(&sql)?;
-        let mut rows = statement.query((self.boot.id(), self.now, wall_clock(), name.as_str()))?;
-        let mut holders = Vec::new();
-        while let Some(row) = rows.next()? {
-            holders.push(self.holder(row).map_err(|error| {
-                let name = name.as_str().escape_debug();
-                let told = format!("the entry of \"{name}\" in the file is damaged; force the lock free");
-                LockError::configuration(told).with_source(error)
-            })?);
-        }
-        Ok(holders)
+        let rows = self.select("name = ?4", name.as_str())?.into_iter();
+        let holders: rusqlite::Result<_> = rows.collect();
+        holders.map_err(|error| {
+            let name = name.as_str().escape_debug();
+            let told = format!("the entry of \"{name}\" in the file is damaged; force the lock free");
+            LockError::configuration(told).with_source(error).into()
+        })
     }
 
-    /// A page of what is held under names that start with `prefix`, after that row, and the row after which the next page begins.
-    pub(crate) fn list(&self, prefix: &str, (name, owner): &Key) -> Result<(Vec<Holder>, Option<Key>), Failure> {
+    /// All that is held under names that start with `prefix`.
+    pub(crate) fn list(&self, prefix: &str) -> Result<Vec<Holder>, Failure> {
+        let rows = self.select("name >= ?4 AND substr(name, 1, length(?4)) = ?4", prefix)?;
+        let legible = rows.into_iter().filter_map(|row| {
+            row.inspect_err(
+                |error| tracing::warn!(target: "fencelock", %error, "a damaged entry is left out of the list"),
+            )
+            .ok()
+        });
+        Ok(legible.collect())
+    }
+
+    /// The rows that count and fulfil a condition on the text `?4`.
+    fn select(&self, condition: &str, text: &str) -> Result<Vec<rusqlite::Result<Holder>>, Failure> {
         let sql = format!(
-            "SELECT {COLUMNS}, {ENDS} FROM lock WHERE (name, owner) > (?4, ?5) ORDER BY name, owner LIMIT {PAGE}"
+            "SELECT name, owner, token, mode, permits, label, host, pid, acquired_at, client = '' OR boot <> ?1, {ENDS} AS ends \
+             FROM lock WHERE {condition} AND ends > ?2 ORDER BY name, token"
         );
         let mut statement = self.tx.prepare_cached(&sql)?;
-        let mut rows = statement.query((self.boot.id(), self.now, wall_clock(), name, owner))?;
-        let (mut held, mut found, mut last) = (Vec::new(), 0, None);
-        while let Some(row) = rows.next()? {
-            let key: Key = (row.get(0)?, row.get(1)?);
-            // Text is compared byte for byte, so all that start with the prefix stand together.
-            if !key.0.starts_with(prefix) {
-                return Ok((held, None));
-            }
-            (found, last) = (found + 1, Some(key));
-            match self.holder(row) {
-                Ok(holder) if holder.remaining.is_some_and(|left| !left.is_zero()) => held.push(holder),
-                Ok(_) => {}
-                Err(error) => tracing::warn!(target: "fencelock", %error, "a damaged entry is left out of the list"),
-            }
-        }
-        Ok((held, last.filter(|_| found == PAGE)))
+        let parameters = (&self.boot.id, self.now, wall_clock(), text);
+        let rows = statement.query_map(parameters, |row| Ok(self.holder(row)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
     }
 
     fn holder(&self, row: &Row<'_>) -> rusqlite::Result<Holder> {
@@ -121,7 +116,8 @@ impl<'a> Tx<'a> {
         let acquired = Duration::from_micros(u64::try_from(row.get::<_, i64>(8)?).unwrap_or(0));
         holder.acquired_at = UNIX_EPOCH.checked_add(acquired);
         holder.is_reserved = row.get(9)?;
-        holder.remaining = Some(until(self.now, row.get(10)?));
+        let left = row.get::<_, i64>(10)?.saturating_sub(self.now);
+        holder.remaining = Some(Duration::from_nanos(left.unsigned_abs()));
         Ok(holder)
     }
 
@@ -130,7 +126,7 @@ impl<'a> Tx<'a> {
         let mut statement = self.tx.prepare_cached(
             "SELECT owner, mode, permits, place, passed, expires FROM waiter WHERE name = ?1 AND boot = ?2 AND expires > ?3 ORDER BY place",
         )?;
-        let waiters = statement.query_map((name.as_str(), self.boot.id(), self.now), |row| {
+        let waiters = statement.query_map((name.as_str(), &self.boot.id, self.now), |row| {
             Ok(Waiter {
                 owner: row.get(0)?,
                 mode: mode(row.get(1)?, row.get(2)?),
@@ -148,7 +144,7 @@ impl<'a> Tx<'a> {
             "SELECT owner FROM waiter WHERE client = ?1 AND max(permits, 1) > (SELECT count(*) FROM lock \
              WHERE lock.name = waiter.name AND lock.boot = ?2 AND lock.expires > ?3 AND (waiter.mode <> 1 OR lock.mode = 0))",
         )?;
-        let parameters = (&self.known.client, self.boot.id(), self.now);
+        let parameters = (&self.known.client, &self.boot.id, self.now);
         let owners = statement.query_map(parameters, |row| parsed(0, row.get_ref(0)?.as_str()?.parse()))?;
         Ok(owners.collect::<Result<_, _>>()?)
     }
@@ -174,8 +170,14 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// `None`: the ceiling of tokens must be raised first.
-    pub(crate) fn acquire(&mut self, claim: &Claim, sent: Stamp, waits: bool) -> Result<Option<Attempt>, Failure> {
+    /// `None`: the ceiling of tokens must be raised first, which takes a transaction that is done `durably`.
+    pub(crate) fn acquire(
+        &mut self,
+        claim: &Claim,
+        sent: Stamp,
+        waits: bool,
+        durably: bool,
+    ) -> Result<Option<Attempt>, Failure> {
         let name = claim.name();
         let (holders, waiting) = (self.holders(name)?, self.waiting(name)?);
         let [mode, permits] = columns(claim.mode());
@@ -196,17 +198,17 @@ impl<'a> Tx<'a> {
                 (token, token)
             }
             Admission::Free => {
-                let Some((first, last)) = counter::draw(&self.tx, claim.tokens_wanted())? else {
-                    return Ok(None);
-                };
-                if first.get() <= self.known.seen {
-                    return Err(Failure::set_back("its counter was set back"));
+                let wanted = claim.tokens_wanted();
+                let mut drawn = counter::draw(&self.tx, self.known.seen, wanted)?;
+                if drawn.is_none() && durably {
+                    self.known.seen = counter::raise(&self.tx, self.known.seen)?;
+                    drawn = counter::draw(&self.tx, self.known.seen, wanted)?;
                 }
+                let Some((first, last)) = drawn else { return Ok(None) };
                 self.known.seen = last.get();
                 self.sweep()?;
                 if !waiting.is_empty() {
-                    let row = (name.as_str(), claim.owner().to_string());
-                    self.execute("DELETE FROM waiter WHERE name = ?1 AND owner = ?2", row)?;
+                    self.end_wait(claim)?;
                     self.execute("UPDATE waiter SET passed = passed + 1 WHERE name = ?1", [name.as_str()])?;
                 }
                 self.insert(claim, last, expires)?;
@@ -215,15 +217,6 @@ impl<'a> Tx<'a> {
         };
         let grant = Grant::new(claim.clone(), last, Lease::for_claim(claim, sent)).with_first_token(first);
         Ok(Some(Attempt::Granted(grant)))
-    }
-
-    /// Raises the ceiling of tokens. The start would hide that the counter was set back.
-    pub(crate) fn raise(&mut self) -> Result<(), Failure> {
-        if counter::is_below(&self.tx, self.known.seen)? {
-            return Err(Failure::set_back("its counter was set back"));
-        }
-        self.known.seen = counter::raise(&self.tx, self.known.seen)?;
-        Ok(())
     }
 
     /// Keeps the claim for another ttl. Tells whether it holds the name.
@@ -249,6 +242,16 @@ impl<'a> Tx<'a> {
         Ok(was_held)
     }
 
+    /// Ends the wait of the claim, if it waits. Others may go on without it.
+    pub(crate) fn leave(&mut self, claim: &Claim) -> Result<(), Failure> {
+        let (waiting, owner) = (self.waiting(claim.name())?, claim.owner().to_string());
+        self.known.wakes = waiting.iter().any(|waiter| waiter.owner != owner);
+        match waiting.iter().any(|waiter| waiter.owner == owner) {
+            true => self.end_wait(claim),
+            false => Ok(()),
+        }
+    }
+
     /// Takes the name away from all its holders, and tells who they were.
     pub(crate) fn force_release(&mut self, name: &LockName) -> Result<Vec<Holder>, Failure> {
         let holders = self.holders(name).unwrap_or_else(|_| {
@@ -266,12 +269,10 @@ impl<'a> Tx<'a> {
         let client = self.known.client.as_str();
         let held = "DELETE FROM lock WHERE client = ?1 AND reserved <= ?2";
         self.execute(held, (client, self.now))?;
-        self.execute(
-            "UPDATE lock SET client = '', expires = reserved WHERE client = ?1",
-            [client],
-        )?;
+        let reserved = "UPDATE lock SET client = '', expires = reserved WHERE client = ?1";
+        self.execute(reserved, [client])?;
         self.execute("DELETE FROM waiter WHERE client = ?1", [client])?;
-        self.known.wakes = self.tx.prepare_cached("SELECT 1 FROM waiter")?.exists([])?;
+        self.known.wakes = true;
         Ok(())
     }
 
@@ -280,13 +281,13 @@ impl<'a> Tx<'a> {
         let sql = format!(
             "UPDATE lock SET boot = ?1, client = '', expires = {ENDS}, reserved = {ENDS} WHERE boot <> ?1 AND {ENDS} > ?2"
         );
-        self.execute(&sql, (self.boot.id(), self.now, wall_clock())).map(drop)
+        self.execute(&sql, (&self.boot.id, self.now, wall_clock())).map(drop)
     }
 
     fn insert(&self, claim: &Claim, token: FencingToken, expires: i64) -> Result<(), Failure> {
         let (Holder { label, host, pid, .. }, [mode, permits]) = (Holder::of(claim), columns(claim.mode()));
         let (name, owner, client) = (claim.name().as_str(), claim.owner().to_string(), &self.known.client);
-        let (token, boot, acquired) = (token.as_i64(), self.boot.id(), wall_clock());
+        let (token, boot, acquired) = (token.as_i64(), &self.boot.id, wall_clock());
         self.execute(
             "INSERT OR REPLACE INTO lock (name, owner, client, mode, permits, token, boot, expires, label, host, pid, acquired_at) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
@@ -303,20 +304,15 @@ impl<'a> Tx<'a> {
             "INSERT INTO waiter (name, owner, client, mode, permits, boot, expires, place) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, (SELECT coalesce(max(place), 0) + 1 FROM waiter WHERE name = ?1)) \
              ON CONFLICT (name, owner) DO UPDATE SET boot = excluded.boot, expires = excluded.expires",
-            (name, owner, client, mode, permits, self.boot.id(), expires),
+            (name, owner, client, mode, permits, &self.boot.id, expires),
         )
         .map(drop)
     }
 
-    /// Ends the wait of the claim, if it waits. Others may go on without it.
-    pub(crate) fn leave(&mut self, claim: &Claim) -> Result<(), Failure> {
-        let (waiting, owner) = (self.waiting(claim.name())?, claim.owner().to_string());
-        self.known.wakes = waiting.iter().any(|waiter| waiter.owner != owner);
-        if waiting.iter().any(|waiter| waiter.owner == owner) {
-            let row = (claim.name().as_str(), owner);
-            self.execute("DELETE FROM waiter WHERE name = ?1 AND owner = ?2", row)?;
-        }
-        Ok(())
+    fn end_wait(&self, claim: &Claim) -> Result<(), Failure> {
+        let row = (claim.name().as_str(), claim.owner().to_string());
+        let sql = "DELETE FROM waiter WHERE name = ?1 AND owner = ?2";
+        self.execute(sql, row).map(drop)
     }
 
     /// The end of a reservation by the boot clock and by the wall clock, and the wall clock.
@@ -330,7 +326,7 @@ impl<'a> Tx<'a> {
         let sql = format!(
             "UPDATE lock SET {set} WHERE name = ?1 AND owner = ?2 AND client <> '' AND boot = ?3 AND expires > ?4"
         );
-        let (name, owner, boot) = (claim.name().as_str(), claim.owner().to_string(), self.boot.id());
+        let (name, owner, boot) = (claim.name().as_str(), claim.owner().to_string(), &self.boot.id);
         let mut parameters = params![name, owner, boot, self.now].to_vec();
         parameters.extend(values.iter().map(|value| value as &dyn ToSql));
         Ok(self.execute(&sql, &*parameters)? == 1)
@@ -342,20 +338,20 @@ impl<'a> Tx<'a> {
             "DELETE FROM lock WHERE name = ?1 AND owner = ?2 RETURNING client <> '' AND boot = ?3 AND expires > ?4";
         let (name, owner) = (claim.name().as_str(), claim.owner().to_string());
         let mut statement = self.tx.prepare_cached(sql)?;
-        let held = statement.query_row((name, owner, self.boot.id(), self.now), |row| row.get(0));
+        let held = statement.query_row((name, owner, &self.boot.id, self.now), |row| row.get(0));
         Ok(held.optional()? == Some(true))
     }
 
     /// Deletes the rows that count no more, every so many grants.
     fn sweep(&mut self) -> Result<(), Failure> {
-        if self.known.sweep_after > 0 {
-            self.known.sweep_after -= 1;
+        self.known.sweep_after -= 1;
+        if self.known.sweep_after >= 0 {
             return Ok(());
         }
         let sql = format!("DELETE FROM lock WHERE {ENDS} <= ?2");
-        self.execute(&sql, (self.boot.id(), self.now, wall_clock()))?;
+        self.execute(&sql, (&self.boot.id, self.now, wall_clock()))?;
         let waiters = "DELETE FROM waiter WHERE boot <> ?1 OR expires <= ?2";
-        self.execute(waiters, (self.boot.id(), self.now))?;
+        self.execute(waiters, (&self.boot.id, self.now))?;
         let rows: i64 = self.tx.query_row("SELECT count(*) FROM lock", [], |row| row.get(0))?;
         self.known.sweep_after = rows / SWEEP;
         Ok(())
@@ -366,7 +362,7 @@ impl<'a> Tx<'a> {
     }
 }
 
-fn parsed<T, E: Error + Send + Sync + 'static>(column: usize, value: Result<T, E>) -> rusqlite::Result<T> {
+fn parsed<T, E: std::error::Error + Send + Sync + 'static>(column: usize, value: Result<T, E>) -> rusqlite::Result<T> {
     value.map_err(|e| rusqlite::Error::FromSqlConversionFailure(column, Type::Null, e.into()))
 }
 

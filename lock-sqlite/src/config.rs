@@ -26,8 +26,6 @@ pub struct SqliteConfig {
     pub(crate) read_only: bool,
 }
 
-const PARAMETERS: &str = "op_timeout (such as 5s), mode (ro) and allow_unsafe_configuration (true or false)";
-
 impl SqliteConfig {
     /// Locks in the file at `path`, which is made if it is missing; its directory is not. A relative path counts from the
     /// current directory at the time of [`connect`](Self::connect).
@@ -125,29 +123,25 @@ impl SqliteConfig {
 /// What is wrong with the address is said without its beginning.
 fn parse(url: &str) -> Result<SqliteConfig, String> {
     const NO_SQLITE: &str = "must start with sqlite:, as in sqlite:locks.db or sqlite:///var/lib/locks.db";
+    const PARAMETERS: &str = "op_timeout (such as 5s), mode (ro) and allow_unsafe_configuration (true or false)";
 
     let rest = url.strip_prefix("sqlite:").ok_or(NO_SQLITE)?;
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
     let host = path.strip_prefix("//").filter(|path| !path.starts_with('/'));
     let path = path.strip_prefix("//").unwrap_or(path);
-    let wrong = [
-        (rest.contains('#'), "holds a #; write it as %23"),
-        (
-            url.trim() != url || url.chars().any(char::is_control),
-            "ends with white space, or holds a control character such as a line break; remove it",
-        ),
+    let is_odd = url.trim() != url || url.chars().any(char::is_control);
+    let wrong = match () {
+        () if rest.contains('#') => "holds a #; write it as %23",
+        () if is_odd => "ends with white space, or holds a control character such as a line break; remove it",
         // Errors show the path.
-        (
-            host.is_some_and(|host| host.contains('@')),
-            "names a user or a host, and a file has none; write an @ in a path as %40",
-        ),
-        (
-            path.is_empty(),
-            "names no file, as in sqlite:locks.db or sqlite:///var/lib/locks.db",
-        ),
-    ];
-    if let Some((_, why)) = wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
-        return Err(why.to_owned());
+        () if host.is_some_and(|host| host.contains('@')) => {
+            "names a user or a host, and a file has none; write an @ in a path as %40"
+        }
+        () if path.is_empty() => "names no file, as in sqlite:locks.db or sqlite:///var/lib/locks.db",
+        () => "",
+    };
+    if !wrong.is_empty() {
+        return Err(wrong.to_owned());
     }
     let mut config = SqliteConfig::new(OsString::from_vec(percent_decode_str(path).collect()));
     let mut given = Vec::new();
@@ -168,8 +162,8 @@ fn parse(url: &str) -> Result<SqliteConfig, String> {
             "allow_unsafe_configuration" => {
                 let allow = value
                     .parse()
-                    .map_err(|_| format!("has a wrong {name}; give true or false"))?;
-                config.allow_unsafe_configuration(allow)
+                    .map_err(|_| format!("has a wrong {name}; give true or false"));
+                config.allow_unsafe_configuration(allow?)
             }
             _ => return Err(format!("has an unknown parameter; known are {PARAMETERS}")),
         };
@@ -186,19 +180,17 @@ mod tests {
         for (url, path) in [
             ("sqlite:a/b.db", &b"a/b.db"[..]),
             ("sqlite://a/b.db", b"a/b.db"),
-            ("sqlite:a%2Fb.db?", b"a/b.db"),
-            ("sqlite:/a/b c.db", b"/a/b c.db"),
             ("sqlite:///a/b%20c.db", b"/a/b c.db"),
-            ("sqlite:100%25%3F.db", b"100%?.db"),
+            ("sqlite:100%25%3F.db?", b"100%?.db"),
             ("sqlite:%FF.db", b"\xFF.db"),
         ] {
             let wanted = SqliteConfig::new(OsString::from_vec(path.to_vec()));
             assert_eq!(SqliteConfig::from_url(url).unwrap(), wanted, "{url}");
         }
-        let all =
-            SqliteConfig::from_url("sqlite:a.db?op_timeout=500ms&mode=ro&allow_unsafe_configuration=true").unwrap();
+        let all = "sqlite:a.db?op_timeout=500ms&mode=ro&allow_unsafe_configuration=true";
         let wanted = SqliteConfig::new("a.db").op_timeout(Duration::from_millis(500));
-        assert_eq!(all, wanted.read_only(true).allow_unsafe_configuration(true));
+        let wanted = wanted.read_only(true).allow_unsafe_configuration(true);
+        assert_eq!(SqliteConfig::from_url(all).unwrap(), wanted);
     }
 
     #[test]
@@ -208,19 +200,15 @@ mod tests {
             ("sqlite:a.db?timeout=1s", "known are op_timeout"),
             ("sqlite:a.db?op_timeout=0s", "such as 5s"),
             ("sqlite:a.db?op_timeout=soon", "such as 5s"),
-            ("sqlite:a.db?mode=", "give ro"),
             ("sqlite:a.db?mode=rwc", "give ro"),
             ("sqlite:a.db?op_timeout=1s&op_timeout=1s", "twice"),
             ("sqlite:a.db?allow_unsafe_configuration", "true or false"),
             ("sqlite:a#b.db", "%23"),
             ("sqlite:a.db\n", "white space"),
-            ("sqlite:a\tb.db", "white space"),
             ("sqlite:a%00b.db", "nul byte"),
             ("sqlite://joe:x@host/a.db", "%40"),
-            ("sqlite:/", "give the path of a file"),
             ("sqlite:/tmp/a.db/", "give the path of a file"),
             ("sqlite:a/..", "give the path of a file"),
-            ("sqlite://", "names no file"),
             ("sqlite:?op_timeout=1s", "names no file"),
             ("sqlite::memory:", "in memory"),
         ] {

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,16 +17,12 @@ use crate::file_identity::FileIdentity;
 /// when it begins anew, so the length of the file tells each client how full the log is, whichever client wrote it.
 pub(crate) const LOG: u64 = 4 << 20;
 
-/// `&mut`, as newer versions of rusqlite want it.
-fn wait_when_busy(conn: &mut Connection) -> Result<(), rusqlite::Error> {
-    conn.busy_handler(Some(busy_handler))
-}
-
 /// Opens the file at `path`, which must exist.
 pub(crate) fn open(path: &Path, flags: OpenFlags) -> Result<Connection, Failure> {
     let mut conn = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     conn.set_prepared_statement_cache_capacity(64);
-    wait_when_busy(&mut conn)?;
+    // Newer versions of rusqlite want `&mut`.
+    Connection::busy_handler(&mut conn, Some(busy_handler))?;
     // The user who made the file must not run code in our process.
     conn.pragma_update(None, "trusted_schema", false)?;
     // On macOS a plain fsync leaves the data in the drive's cache. Elsewhere it changes nothing.
@@ -47,25 +43,22 @@ pub(crate) fn set_durable(conn: &Connection, durable: bool) -> Result<(), Failur
     Ok(conn.pragma_update(None, "synchronous", if durable { "FULL" } else { "NORMAL" })?)
 }
 
-/// Brings the log into the database while no other connection can write, and tells whether that was everything: the log then begins anew. Does not
-/// wait for other connections.
+/// Brings the log into the database while no other connection can write. It then begins anew, unless a reader is in its way. Does not wait for
+/// other connections.
 ///
 /// SQLite before 3.51.3 has a fault: if another connection begins the log anew while a checkpoint runs, frames of the new log count as
 /// brought in that are not. To begin it anew takes the write lock, so this client holds that. SQLite refuses a checkpoint on a connection
 /// that has a transaction, so it takes a second one.
-pub(crate) fn checkpoint(conn: &Connection, files: &FileIdentity) -> Result<bool, Failure> {
+pub(crate) fn checkpoint(conn: &Connection, files: &FileIdentity) -> Result<(), Failure> {
     wait_until(Instant::now());
     let lock = begin(conn)?;
-    let second = open(files.database(), OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    let second = open(&files.database, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     // SQLite opens the log with the first read.
     second.query_row("PRAGMA page_count", [], |_| Ok(()))?;
     // The path may lead to another file by now, for which this client has no lock.
     files.check()?;
-    let (busy, length, done) = second.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
-        Ok((row.get::<_, bool>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?))
-    })?;
-    lock.rollback()?;
-    Ok(!busy && done == length)
+    second.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+    Ok(lock.rollback()?)
 }
 
 thread_local! {
@@ -99,9 +92,8 @@ pub(crate) fn opening() -> MutexGuard<'static, ()> {
     OPENING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many connections are open or about to be opened, and the process that has counted them. A forked child inherits both.
-static OPEN: AtomicU32 = AtomicU32::new(0);
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// The number of the process in the upper half, and how many connections it has open or is about to open. A forked child inherits both.
+static IN_USE: AtomicU64 = AtomicU64::new(0);
 
 /// Counts a connection while it lives.
 #[derive(Debug)]
@@ -111,34 +103,36 @@ impl InUse {
     /// Refuses a forked child whose parent had a connection: SQLite in the child believes in locks that only the parent has, and its mutexes
     /// and ours may have been held by another thread of the parent, for ever. To be called before [`opening`].
     pub(crate) fn begin() -> Result<Self, LockError> {
-        let process = std::process::id();
-        if OPEN.load(Ordering::Acquire) > 0 && PROCESS.load(Ordering::Acquire) != process {
-            return Err(LockError::configuration(
+        let process = u64::from(std::process::id()) << 32;
+        let counted = IN_USE.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| match seen as u32 {
+            0 => Some(process + 1),
+            _ => (seen >> 32 == process >> 32).then_some(seen + 1),
+        });
+        match counted {
+            Ok(_) => Ok(Self(())),
+            Err(_) => Err(LockError::configuration(
                 "the parent process had an SQLite client open at the fork, and SQLite cannot be used on both sides of a fork; connect \
                  after the fork, shut the client down before it, or start a new program (exec)",
-            ));
+            )),
         }
-        PROCESS.store(process, Ordering::Release);
-        OPEN.fetch_add(1, Ordering::AcqRel);
-        Ok(Self(()))
     }
 }
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        OPEN.fetch_sub(1, Ordering::AcqRel);
+        IN_USE.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// Refuses an SQLite that lacks STRICT tables, which came with 3.37.0, and the two versions in which a thread that closes a connection and one
 /// that opens the same file can wait for each other for ever.
 pub(crate) fn check_version() -> Result<(), LockError> {
-    if rusqlite::version_number() >= 3_037_000 && !matches!(rusqlite::version_number(), 3_051_000 | 3_051_001) {
-        return Ok(());
+    match rusqlite::version_number() {
+        3_037_000.. if !matches!(rusqlite::version_number(), 3_051_000 | 3_051_001) => Ok(()),
+        _ => Err(LockError::configuration(format!(
+            "this program is linked with SQLite {}, and locks in SQLite need 3.37.0 or later, but not 3.51.0 or 3.51.1, in which opening \
+             and closing a file can block for ever; link another one, or turn on the feature \"bundled\" of fencelock and build again",
+            rusqlite::version()
+        ))),
     }
-    Err(LockError::configuration(format!(
-        "this program is linked with SQLite {}, and locks in SQLite need 3.37.0 or later, but not 3.51.0 or 3.51.1, in which opening and \
-         closing a file can block for ever; link another one, or turn on the feature \"bundled\" of fencelock and build again",
-        rusqlite::version()
-    )))
 }

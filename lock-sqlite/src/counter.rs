@@ -2,11 +2,11 @@
 //!
 //! **Invariant.** Every token ever handed out is at most the ceiling that was on the disk *before* it was handed out.
 //!
-//! Lock operations do not wait for the disk (`synchronous = NORMAL`), so a power loss or a crash of the system can take back the last of them, and
-//! the counter with them. The ceiling is raised in a transaction of its own that waits for the disk (`synchronous = FULL`), and tokens are drawn up
-//! to it and no further. Every client starts above the ceiling that it finds, so above everything that was ever handed out, whatever was lost and
-//! whatever the wall clock says. It also starts no lower than the wall clock in microseconds: tokens go on rising when the file is removed, replaced
-//! by an older copy, or when the locks move to another backend.
+//! Lock operations do not wait for the disk (`synchronous = NORMAL`), so a power loss can take back the last of them, and the counter with them.
+//! The ceiling is raised in a transaction that waits for the disk (`synchronous = FULL`), and tokens are drawn up to it and no further. Every client
+//! starts above the ceiling that it finds, so above everything that was ever handed out, whatever was lost and whatever the wall clock says. It
+//! also starts no lower than the wall clock in microseconds: tokens go on rising when the file is removed, replaced by an older copy, or when
+//! the locks move to another backend.
 
 use std::num::NonZeroU32;
 
@@ -23,21 +23,25 @@ const CHUNK: u64 = 1 << 10;
 /// How many tokens one grant gets at most. Larger blocks would use up a chunk within a few grants.
 const BLOCK: u32 = 16;
 
-/// The last token that was drawn, and the ceiling.
-fn counter(tx: &Connection) -> Result<(i64, i64), Failure> {
+/// The last token that was drawn, and the ceiling. Fails if the last token is below `seen`, which was drawn before: the file was set back.
+fn read(tx: &Connection, seen: u64) -> Result<(i64, i64), Failure> {
     let mut statement = tx.prepare_cached("SELECT token, ceiling FROM counter")?;
-    Ok(statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?)
+    let (token, ceiling): (i64, i64) = statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    match u64::try_from(token).unwrap_or(0) < seen {
+        true => Err(Failure::set_back()),
+        false => Ok((token, ceiling)),
+    }
 }
 
-/// Whether the counter is below a token that was drawn from it, so that the file was set back.
-pub(crate) fn is_below(tx: &Connection, seen: u64) -> Result<bool, Failure> {
-    Ok(u64::try_from(counter(tx)?.0).unwrap_or(0) < seen)
+/// Fails if the counter is below a token that was drawn from it.
+pub(crate) fn check(tx: &Connection, seen: u64) -> Result<(), Failure> {
+    read(tx, seen).map(drop)
 }
 
 /// Raises the ceiling, in a transaction that waits for the disk, and starts above the old one, the wall clock and `seen`. Returns the start: every
 /// token drawn from now on is higher.
 pub(crate) fn raise(tx: &Connection, seen: u64) -> Result<u64, Failure> {
-    let (token, ceiling) = counter(tx)?;
+    let (token, ceiling) = read(tx, 0)?;
     let old = u64::try_from(token.max(ceiling)).unwrap_or(0);
     let start = old.max(seen).max(wall_clock());
     if start >= FencingToken::MAX.get() {
@@ -54,8 +58,12 @@ pub(crate) fn raise(tx: &Connection, seen: u64) -> Result<u64, Failure> {
 /// The first and the last of the next tokens, in the transaction of the grant; `None` if the ceiling must be raised first.
 ///
 /// More than one only as far as the wall clock has passed them: a counter that is lost starts at the clock, so above them.
-pub(crate) fn draw(tx: &Connection, wanted: NonZeroU32) -> Result<Option<(FencingToken, FencingToken)>, Failure> {
-    let (token, ceiling) = counter(tx)?;
+pub(crate) fn draw(
+    tx: &Connection,
+    seen: u64,
+    wanted: NonZeroU32,
+) -> Result<Option<(FencingToken, FencingToken)>, Failure> {
+    let (token, ceiling) = read(tx, seen)?;
     if token >= ceiling {
         return Ok(None);
     }

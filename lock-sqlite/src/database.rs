@@ -37,9 +37,7 @@ impl Database {
         let place = Place::make(path, allow_unsafe)?;
         let conn = connection::open(&place.real, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         // Before the journal mode, which is stored in the file: another program's database must stay untouched.
-        let tx = conn.unchecked_transaction()?;
-        schema::is_ours(&tx, path)?;
-        drop(tx);
+        schema::is_ours(&*conn.unchecked_transaction()?, path)?;
         schema::set_journal_mode(&conn, path)?;
         let files = FileIdentity::of(path, place)?;
         connection::set_durable(&conn, true)?;
@@ -47,17 +45,11 @@ impl Database {
         if !schema::is_ours(&tx, path)? {
             schema::create(&tx)?;
         }
-        let was_set_back = counter::is_below(&tx, seen)?;
-        let seen = counter::raise(&tx, seen)?;
-        let client = client.to_string();
-        let mut known = Known {
-            client,
-            seen,
-            ..Known::default()
-        };
+        let was_set_back = counter::check(&tx, seen).is_err();
+        let mut known = Known::new(client, counter::raise(&tx, seen)?);
         let tx = Tx::new(tx, &boot, &mut known);
         tx.take_over_reservations()?;
-        files.check()?;
+        let log = files.check()?;
         tx.commit()?;
         connection::set_durable(&conn, false)?;
         for message in file_identity::warnings(path) {
@@ -73,7 +65,7 @@ impl Database {
             _in_use: in_use,
         };
         // Processes that come and go bound the log, too.
-        database.checkpoint_if_due(database.files.check()?);
+        database.checkpoint_if_due(log);
         Ok(database)
     }
 
@@ -82,28 +74,21 @@ impl Database {
         if let Some(busy) = self.read(|tx| tx.look(claim, waits))? {
             return Ok(busy.into());
         }
-        if let Some(attempt) = self.write(false, |tx| tx.acquire(claim, sent, waits))? {
-            return Ok(attempt);
-        }
-        // In one transaction: between two of them other processes could draw all tokens below the new ceiling.
-        let attempt = self.write(true, |tx| {
-            if let Some(attempt) = tx.acquire(claim, sent, waits)? {
-                return Ok(Some(attempt));
+        // If the ceiling of tokens must be raised, then in the transaction of the grant: between two of them other processes could draw all
+        // tokens below the new ceiling.
+        for durably in [false, true] {
+            if let Some(attempt) = self.write(durably, |tx| tx.acquire(claim, sent, waits, durably))? {
+                return Ok(attempt);
             }
-            tx.raise()?;
-            tx.acquire(claim, sent, waits)
-        })?;
-        attempt.ok_or_else(|| Failure::set_back("its counter of tokens cannot be raised"))
+        }
+        Err(Failure::set_back())
     }
 
     /// Reads what is held.
     pub(crate) fn read<T>(&mut self, body: impl FnOnce(&Tx<'_>) -> Result<T, Failure>) -> Result<T, Failure> {
         self.files.check()?;
-        body(&Tx::new(
-            self.conn.unchecked_transaction()?,
-            &self.boot,
-            &mut self.known,
-        ))
+        let tx = self.conn.unchecked_transaction()?;
+        body(&Tx::new(tx, &self.boot, &mut self.known))
     }
 
     /// Runs `body` in one transaction, which waits for the disk if it is to be durable. If the log has no room to grow, brings it into the
@@ -158,50 +143,10 @@ impl Database {
         self.due = length + LOG / 4;
         match connection::checkpoint(&self.conn, &self.files) {
             Err(failure) if !failure.is_busy() => tracing::warn!(
-                target: "fencelock", ?failure, database = %self.files.database().display(),
+                target: "fencelock", ?failure, database = %self.files.database.display(),
                 "the write-ahead log cannot be brought in, and grows"
             ),
             _ => {}
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use lock_core::{Clock, Mode};
-
-    use super::*;
-
-    #[test]
-    fn claims_that_wait_may_go_on_when_their_name_has_room_for_them() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut database = Database::open(&dir.path().join("a.db"), false, OwnerId::random(), 0).unwrap();
-        let permit = Mode::Permit { of: 2 };
-        let claim = |name: &str, mode| Claim::new(name.parse().unwrap(), Duration::from_secs(600)).with_mode(mode);
-        let mut acquire = |claim: &Claim| {
-            let attempt = database.acquire(claim, Clock::system().now(), true).unwrap();
-            attempt.granted().is_some()
-        };
-        let held = [
-            ("x", Mode::Exclusive),
-            ("r", Mode::Exclusive),
-            ("p", permit),
-            ("p", permit),
-        ];
-        let held = held.map(|(name, mode)| claim(name, mode));
-        assert!(held.iter().all(&mut acquire));
-        let waiting =
-            [("x", Mode::Exclusive), ("r", Mode::Shared), ("p", permit)].map(|(name, mode)| claim(name, mode));
-        assert!(!waiting.iter().any(acquire));
-        let may_go = |database: &mut Database| database.read(|tx| tx.may_go()).unwrap();
-        assert!(may_go(&mut database).is_empty());
-        for (freed, waiter) in [(0, 0), (1, 1), (3, 2)] {
-            database.write(false, |tx| tx.release(&held[freed], None)).unwrap();
-            assert_eq!(may_go(&mut database), [waiting[waiter].owner()]);
-            assert!(database.known.wakes);
-            database.write(false, |tx| tx.leave(&waiting[waiter])).unwrap();
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::file_identity::with_suffix;
 /// Why an operation on the file failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The words of SQLite.
+    /// An error of SQLite.
     Sqlite(Error),
     /// The open file is not what other clients have open: the locks in it are lost, and it has to be opened anew.
     Lost(String),
@@ -30,11 +30,12 @@ impl Failure {
     }
 
     /// The file says less than this client has seen in it.
-    pub(crate) fn set_back(how: &str) -> Self {
-        Self::Lost(format!(
-            "an older state was copied over the file while it was in use, or {how}; the next call opens it anew. Restore by replacing the \
-             file, with all its users stopped"
-        ))
+    pub(crate) fn set_back() -> Self {
+        Self::Lost(
+            "an older state was copied over the file while it was in use, or its counter of tokens was set back; the next call opens it \
+             anew. Restore by replacing the file, with all its users stopped"
+                .to_owned(),
+        )
     }
 
     /// Another connection stood in the way. The operation is worth another try.
@@ -42,25 +43,37 @@ impl Failure {
         Self::Sqlite(Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_BUSY), None))
     }
 
+    fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Sqlite(error) => error.sqlite_error_code(),
+            _ => None,
+        }
+    }
+
     pub(crate) fn is_busy(&self) -> bool {
         use ErrorCode::{DatabaseBusy, DatabaseLocked, FileLockingProtocolFailed};
 
-        let Self::Sqlite(error) = self else { return false };
-        let busy = [DatabaseBusy, DatabaseLocked, FileLockingProtocolFailed];
-        error.sqlite_error_code().is_some_and(|code| busy.contains(&code))
+        matches!(
+            self.code(),
+            Some(DatabaseBusy | DatabaseLocked | FileLockingProtocolFailed)
+        )
+    }
+
+    pub(crate) fn cannot_open(&self) -> bool {
+        self.code() == Some(ErrorCode::CannotOpen)
     }
 
     /// Whether there was no room to write. SQLite knows a quota and a size limit only as failed writes.
     pub(crate) fn is_full(&self) -> bool {
         use ffi::{SQLITE_FULL, SQLITE_IOERR_SHMSIZE, SQLITE_IOERR_TRUNCATE, SQLITE_IOERR_WRITE};
 
-        let Self::Sqlite(error) = self else { return false };
         let full = [
             SQLITE_FULL,
             SQLITE_IOERR_WRITE,
             SQLITE_IOERR_SHMSIZE,
             SQLITE_IOERR_TRUNCATE,
         ];
+        let Self::Sqlite(error) = self else { return false };
         error.sqlite_error().is_some_and(|e| full.contains(&e.extended_code))
     }
 
@@ -73,19 +86,18 @@ impl Failure {
         }
     }
 
-    /// What the caller is told after `waited`.
+    /// The error for the caller, after `waited`.
     pub(crate) fn explain(self, operation: &'static str, path: &Path, waited: Duration) -> LockError {
         const REMOVE: &str = "stop all its users, then remove it with its -wal and -shm files";
 
-        let at = path.display();
-        let (is_full, is_busy) = (self.is_full(), self.is_busy());
+        let (at, is_full, is_busy) = (path.display(), self.is_full(), self.is_busy());
         let error = match self {
             Self::Lock(error) => return error,
             Self::Lost(message) => return LockError::unavailable(operation, message),
             Self::Sqlite(error) => error,
         };
-        let extended = error.sqlite_error().map(|e| e.extended_code);
-        let lasting = match error.sqlite_error_code() {
+        let code = error.sqlite_error_code();
+        let lasting = match code {
             Some(ErrorCode::NotADatabase) => Some(format!("{at} is not an SQLite database; choose another path")),
             Some(ErrorCode::DatabaseCorrupt) => {
                 Some(format!("{at} is damaged; {REMOVE}. Tokens go on above the old ones"))
@@ -103,36 +115,26 @@ impl Failure {
             return LockError::configuration(message).with_source(error);
         }
         let message = if is_busy {
-            no_answer(path, waited)
+            format!(
+                "{at} did not answer within {waited:.1?}: another process may be stopped inside a transaction on it, or the disk hangs"
+            )
         } else if is_full {
             format!("there is no room to write {at}: the disk, a quota or a size limit is full; free some space")
-        } else if extended == Some(ffi::SQLITE_IOERR_SHORT_READ) {
-            format!(
-                "{at} ends too early: it or its -wal file was replaced or cut while it was in use. If this stays, {REMOVE}"
-            )
-        } else if error.sqlite_error_code() == Some(ErrorCode::CannotOpen) {
+        } else if code == Some(ErrorCode::CannotOpen) {
             format!(
                 "{at} cannot be opened: too many files are open, its path is too long, or a client that was killed left a log without an \
                  index, which any client puts right that may write"
             )
         } else {
-            format!("{at} cannot be used")
+            format!("{at} cannot be used; if this stays, {REMOVE}")
         };
         LockError::unavailable(operation, message).with_source(error)
     }
 }
 
-/// The message for a file from which no response came in time.
-pub(crate) fn no_answer(path: &Path, waited: Duration) -> String {
-    format!(
-        "{} did not answer within {waited:.1?}: another process may be stopped inside a transaction on it, or the disk hangs",
-        path.display()
-    )
-}
-
 /// The error for a path that cannot be looked at. A shortage passes by itself; a person has to change anything else.
 pub(crate) fn unreadable(path: &Path, error: io::Error) -> LockError {
-    let shortages = [
+    const SHORTAGES: [E; 8] = [
         E::MFILE,
         E::NFILE,
         E::NOMEM,
@@ -143,11 +145,11 @@ pub(crate) fn unreadable(path: &Path, error: io::Error) -> LockError {
         E::DQUOT,
     ];
     let message = format!("{} cannot be read", path.display());
-    if E::from_io_error(&error).is_some_and(|e| shortages.contains(&e)) {
-        LockError::unavailable("looking at the file", message).with_source(error)
-    } else {
-        LockError::configuration(format!("{message}; change the path, or what this process may see")).with_source(error)
+    match E::from_io_error(&error).is_some_and(|e| SHORTAGES.contains(&e)) {
+        true => LockError::unavailable("looking at the file", message),
+        false => LockError::configuration(format!("{message}; change the path, or what this process may see")),
     }
+    .with_source(error)
 }
 
 /// The message for a file or directory that this process may not write to.

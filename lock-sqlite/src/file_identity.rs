@@ -1,7 +1,7 @@
 //! Where the database lies: whether locks can be kept there, and whether it is still the same file.
 
 use std::ffi::OsString;
-use std::fs::{self, Metadata, OpenOptions, Permissions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -11,6 +11,9 @@ use lock_core::LockError;
 
 use crate::error::{Failure, not_writable, unreadable};
 
+/// Device and number of a file.
+pub(crate) type Inode = (u64, u64);
+
 /// The files of an open database, as they were when it was opened.
 ///
 /// SQLite keeps its files open, and locks in them, also when the paths lead elsewhere by now: to a restored copy, to a new file, to nothing. A
@@ -18,43 +21,25 @@ use crate::error::{Failure, not_writable, unreadable};
 /// that finds none makes its own.
 #[derive(Debug)]
 pub(crate) struct FileIdentity {
-    /// Where links lead to.
-    database: PathBuf,
+    /// The path of the database, without links.
+    pub(crate) database: PathBuf,
     /// The database by the configured path, its log and the index of the log.
     files: [(PathBuf, Inode); 3],
 }
 
-/// Device and number of a file.
-pub(crate) type Inode = (u64, u64);
-
-fn inode(file: &Metadata) -> Inode {
-    (file.dev(), file.ino())
-}
-
 impl FileIdentity {
     /// Notes which files were opened, right after SQLite has opened the log and its index. `place` is what was there before.
-    pub(crate) fn of(path: &Path, place: Place) -> Result<Self, Failure> {
-        let at = |file: PathBuf| match fs::metadata(&file) {
-            Ok(found) => Ok((file, inode(&found))),
-            Err(_) => Err(moved(path)),
-        };
-        let files = [
-            at(path.to_owned())?,
-            at(with_suffix(&place.real, "-wal"))?,
-            at(with_suffix(&place.real, "-shm"))?,
-        ];
-        match inode(&place.file) == files[0].1 {
-            true => Ok(Self {
-                database: place.real,
-                files,
-            }),
-            false => Err(moved(path)),
+    pub(crate) fn of(path: &Path, Place { real, inode }: Place) -> Result<Self, Failure> {
+        let paths = [path.to_owned(), with_suffix(&real, "-wal"), with_suffix(&real, "-shm")];
+        let inodes: Option<Vec<Inode>> = paths.iter().map(|file| Some(look(file).ok()?.0)).collect();
+        match inodes.as_deref() {
+            Some(&[database, log, index]) if database == inode => {
+                let [path, wal, shm] = paths;
+                let files = [(path, database), (wal, log), (shm, index)];
+                Ok(Self { database: real, files })
+            }
+            _ => Err(moved(path)),
         }
-    }
-
-    /// The path of the database, without links.
-    pub(crate) fn database(&self) -> &Path {
-        &self.database
     }
 
     pub(crate) fn inode(&self) -> Inode {
@@ -63,16 +48,21 @@ impl FileIdentity {
 
     /// Fails if a path leads elsewhere than when the database was opened, or cannot be looked at. Returns the length of the log.
     pub(crate) fn check(&self) -> Result<u64, Failure> {
-        let mut lengths = [0; 3];
-        for ((path, before), length) in self.files.iter().zip(&mut lengths) {
-            match fs::metadata(path) {
-                Ok(found) if inode(&found) == *before => *length = found.len(),
+        let mut log = 0;
+        for (at, (path, before)) in self.files.iter().enumerate() {
+            match look(path) {
+                Ok((inode, length)) if inode == *before => log = if at == 1 { length } else { log },
                 Err(e) if !nothing_there(&e) => return Err(unreadable(path, e).into()),
                 _ => return Err(moved(&self.files[0].0)),
             }
         }
-        Ok(lengths[1])
+        Ok(log)
     }
+}
+
+fn look(file: &Path) -> io::Result<(Inode, u64)> {
+    let found = fs::metadata(file)?;
+    Ok(((found.dev(), found.ino()), found.len()))
 }
 
 fn moved(path: &Path) -> Failure {
@@ -98,7 +88,7 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 pub(crate) struct Place {
     /// Where links lead to. SQLite puts the log beside it.
     pub(crate) real: PathBuf,
-    file: Metadata,
+    inode: Inode,
 }
 
 /// The smallest page that SQLite knows, so the smallest database. It takes a file of one byte for an empty one and would write over it.
@@ -143,15 +133,14 @@ impl Place {
         for place in [&real, real.parent().unwrap_or(&real)] {
             check_file_system(path, place, allow_unsafe)?;
         }
-        let wrong = |what: &str| Err(LockError::configuration(format!("{at} {what}")));
-        if file.is_dir() {
-            return wrong("is a directory; give the path of a file");
-        }
-        if !file.is_file() {
-            return wrong("is not a regular file; give the path of one");
-        }
-        if (1..SMALLEST).contains(&file.len()) {
-            return wrong("is not an SQLite database; choose another path");
+        let wrong = match () {
+            () if file.is_dir() => "is a directory; give the path of a file",
+            () if !file.is_file() => "is not a regular file; give the path of one",
+            () if (1..SMALLEST).contains(&file.len()) => "is not an SQLite database; choose another path",
+            () => "",
+        };
+        if !wrong.is_empty() {
+            return Err(LockError::configuration(format!("{at} {wrong}")));
         }
         if file.nlink() > 1 {
             let message = "has several hard links; under another name it would get a write-ahead log of its own. Remove the others";
@@ -162,7 +151,8 @@ impl Place {
                 "is mounted as a single file, so its write-ahead log is not shared with it; mount the whole directory";
             refuse(allow_unsafe, &format!("{at} {message}"))?;
         }
-        Ok(Self { real, file })
+        let inode = (file.dev(), file.ino());
+        Ok(Self { real, inode })
     }
 }
 
@@ -193,8 +183,8 @@ fn check_file_system(path: &Path, place: &Path, allow_unsafe: bool) -> Result<()
 
 /// What puts locks at risk at that path, although they can be kept there.
 pub(crate) fn warnings(path: &Path) -> Vec<String> {
-    let real = fs::canonicalize(path);
-    if !real.is_ok_and(|real| file_system(&real).is_ok_and(|kind| kind == OVERLAYFS)) {
+    let kind = fs::canonicalize(path).map(|real| file_system(&real));
+    if !matches!(kind, Ok(Ok(OVERLAYFS))) {
         return Vec::new();
     }
     vec![format!(
@@ -237,18 +227,11 @@ fn file_system(_path: &Path) -> Result<u32, LockError> {
     Ok(0)
 }
 
-/// Whether something is mounted at exactly this path.
+/// Whether something is mounted at exactly this path. In the table it is the fifth word; blanks in it are written in octal.
 pub(crate) fn is_mount_point(path: &Path) -> Result<bool, LockError> {
     if !cfg!(any(target_os = "linux", target_os = "android")) {
         return Ok(false);
     }
-    let table = Path::new("/proc/self/mountinfo");
-    let content = fs::read(table).map_err(|e| unreadable(table, e))?;
-    Ok(lists_mount_point(&content, path))
-}
-
-/// The mount point is the fifth word; blanks in it are written in octal.
-fn lists_mount_point(table: &[u8], path: &Path) -> bool {
     let mut wanted = Vec::new();
     for &byte in path.as_os_str().as_bytes() {
         match byte {
@@ -256,28 +239,8 @@ fn lists_mount_point(table: &[u8], path: &Path) -> bool {
             _ => wanted.push(byte),
         }
     }
-    let mut lines = table.split(|&b| b == b'\n');
-    lines.any(|line| line.split(|&b| b == b' ').nth(4) == Some(&wanted))
-}
-
-#[cfg(all(test, any(target_os = "linux", target_os = "android")))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mount_points_are_read_with_their_blanks() {
-        let table = b"36 35 98:0 /mnt1 /a\\040b/c.db rw,noatime - ext3 /dev/root rw\n";
-        assert!(lists_mount_point(table, Path::new("/a b/c.db")));
-        assert!(!lists_mount_point(table, Path::new("/a b")));
-        assert!(is_mount_point(Path::new("/proc")).unwrap());
-    }
-
-    #[test]
-    fn a_new_file_is_private_or_for_a_group() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.db");
-        Place::make(&path, false).unwrap();
-        let mode = fs::metadata(&path).unwrap().mode() & 0o777;
-        assert!([0o600, 0o660].contains(&mode), "{mode:o}");
-    }
+    let table = Path::new("/proc/self/mountinfo");
+    let content = fs::read(table).map_err(|e| unreadable(table, e))?;
+    let mut lines = content.split(|&b| b == b'\n');
+    Ok(lines.any(|line| line.split(|&b| b == b' ').nth(4) == Some(&wanted)))
 }

@@ -43,9 +43,8 @@
 //!   none.
 //! - **A process stopped inside a transaction** (by SIGSTOP or a debugger) blocks
 //!   every name in the file until it goes on or is killed. Others get [`Unavailable`](lock_core::LockError::Unavailable)
-//!   after their [`op_timeout`](SqliteConfig::op_timeout) and recover by themselves. [`try_lock`](lock_core::Locks::try_lock) and
-//!   `no_wait` fail earlier: after 1 s in which no process has written to the file. A process stopped anywhere else
-//!   blocks no other client. Most transactions last microseconds; one per connect and one per 1 024 tokens wait for the disk, and
+//!   after their [`op_timeout`](SqliteConfig::op_timeout) and recover by themselves, [`try_lock`](lock_core::Locks::try_lock) and
+//!   `no_wait` after 5 s at most. A process stopped anywhere else blocks no other client. Most transactions last microseconds; one per connect and one per 1 024 tokens wait for the disk, and
 //!   others wait with them for that long.
 //! - **Removing or replacing the file while it is in use** loses the locks in it. Every operation checks that the path
 //!   still leads to the open file, and while something is held a client looks once a second: its guards then say that the lock is lost, a

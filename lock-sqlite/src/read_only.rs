@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
-use rusqlite::{ErrorCode, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{OpenFlags, Transaction, TransactionBehavior};
 use rustix::fs::Access;
 
 use crate::boot_clock::BootClock;
@@ -38,14 +38,15 @@ pub(crate) fn read<T: Default>(
     let _in_use = InUse::begin()?;
     connection::check_version()?;
     let boot = BootClock::find(allow_unsafe)?;
+    let mut done = look(path, allow_unsafe, &boot, &work);
     for _ in 0..TRIES {
-        match look(path, allow_unsafe, &boot, &work) {
-            Err(Failure::Sqlite(e)) if e.sqlite_error_code() == Some(ErrorCode::CannotOpen) => {}
-            done => return done,
+        if !done.as_ref().is_err_and(Failure::cannot_open) {
+            break;
         }
         thread::sleep(Duration::from_millis(5));
+        done = look(path, allow_unsafe, &boot, &work);
     }
-    look(path, allow_unsafe, &boot, &work)
+    done
 }
 
 fn look<T: Default>(
@@ -97,11 +98,7 @@ fn look<T: Default>(
 fn seen(path: &Path) -> impl PartialEq {
     ["", "-wal", "-shm"].map(|end| {
         let file = fs::metadata(with_suffix(path, end)).ok()?;
-        let changed = if end.is_empty() {
-            [file.mtime(), file.mtime_nsec()]
-        } else {
-            [0; 2]
-        };
+        let changed = (end.is_empty()).then(|| (file.mtime(), file.mtime_nsec()));
         Some((file.dev(), file.ino(), file.len() > 0, changed))
     })
 }

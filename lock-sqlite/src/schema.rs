@@ -83,19 +83,17 @@ pub(crate) fn is_ours(tx: &Connection, path: &Path) -> Result<bool, Failure> {
     let pragma = |name| tx.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     let (id, format) = (pragma("application_id")?, pragma("user_version")?);
     let tables: i64 = tx.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-    let at = path.display();
-    match (id, format, tables) {
-        (APPLICATION_ID, FORMAT, _) => Ok(true),
-        (APPLICATION_ID, ..FORMAT, _) => Err(Failure::configuration(format!(
-            "{at} has format {format}, of an earlier version of fencelock; stop all its users, then remove it with its -wal and -shm files. \
+    let refused = match (id, format, tables) {
+        (APPLICATION_ID, FORMAT, _) => return Ok(true),
+        (0, 0, 0) => return Ok(false),
+        (APPLICATION_ID, ..FORMAT, _) => format!(
+            "has format {format}, of an earlier version of fencelock; stop all its users, then remove it with its -wal and -shm files. \
              Tokens go on above the old ones"
-        ))),
-        (APPLICATION_ID, _, _) => Err(Failure::configuration(format!(
-            "{at} has format {format}, and this version of fencelock knows format {FORMAT}; update this program, or use another file"
-        ))),
-        (0, 0, 0) => Ok(false),
-        _ => Err(Failure::configuration(format!(
-            "{at} is the database of another program; give locks a file of their own"
-        ))),
-    }
+        ),
+        (APPLICATION_ID, _, _) => format!(
+            "has format {format}, and this version of fencelock knows format {FORMAT}; update this program, or use another file"
+        ),
+        _ => "is the database of another program; give locks a file of their own".to_owned(),
+    };
+    Err(Failure::configuration(format!("{} {refused}", path.display())))
 }

@@ -8,14 +8,12 @@ use std::thread;
 use lock_core::{DistributedLock, LockError, Renewal};
 use lock_sqlite::{SqliteConfig, SqliteLock};
 
-use crate::file::{File, LONG, busy, claim, granted, runtime};
+use crate::file::{File, busy, claim, granted, refusal, runtime};
 
-/// Why the path is refused for good.
-async fn refusal(path: impl Into<PathBuf>) -> String {
-    match SqliteLock::open(path).await {
-        Err(error @ LockError::Configuration { .. }) => format!("{error:#}"),
-        other => panic!("not refused as a wrong configuration: {other:?}"),
-    }
+/// Checks that the path is refused for good, and that the reason holds that.
+async fn refused(path: impl Into<PathBuf>, wanted: &str) {
+    let why = refusal(SqliteLock::open(path).await);
+    assert!(why.contains(wanted), "{wanted}: {why}");
 }
 
 /// Works as a user whom permissions stop, also if the tests run as root.
@@ -38,7 +36,7 @@ fn as_nobody<T: Send>(work: impl Future<Output = T> + Send) -> T {
     })
 }
 
-fn mode(path: &Path, mode: u32) {
+fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
@@ -47,8 +45,7 @@ async fn what_is_no_database_of_locks_is_refused_and_left_as_it_is() {
     let file = File::new();
     for content in ["Dear diary\n".repeat(500), "x".to_owned()] {
         fs::write(file.path(), &content).unwrap();
-        let why = refusal(file.path()).await;
-        assert!(why.contains("not an SQLite database; choose another path"), "{why}");
+        refused(file.path(), "not an SQLite database; choose another path").await;
         assert_eq!(fs::read_to_string(file.path()).unwrap(), content);
     }
     for sql in [
@@ -59,11 +56,7 @@ async fn what_is_no_database_of_locks_is_refused_and_left_as_it_is() {
         let file = File::new();
         file.sql(sql);
         let before = fs::read(file.path()).unwrap();
-        let why = refusal(file.path()).await;
-        assert!(
-            why.contains("another program; give locks a file of their own"),
-            "{sql}: {why}"
-        );
+        refused(file.path(), "another program; give locks a file of their own").await;
         assert_eq!(fs::read(file.path()).unwrap(), before, "{sql}");
     }
     let file = File::new();
@@ -83,8 +76,7 @@ async fn what_is_no_database_of_locks_is_refused_and_left_as_it_is() {
         ),
     ] {
         file.sql(sql);
-        let why = refusal(file.path()).await;
-        assert!(why.contains(wanted), "{why}");
+        refused(file.path(), wanted).await;
     }
 }
 
@@ -105,14 +97,13 @@ async fn a_path_that_leads_to_no_file_is_refused_and_nothing_is_made() {
         (file.beside("dangling.db"), "symbolic link to what does not exist"),
         (looping, "change the path"),
     ] {
-        let why = refusal(path).await;
-        assert!(why.contains(wanted), "{why}");
+        refused(path, wanted).await;
     }
     assert_eq!(file.names(), ["dangling.db", "loop.db"]);
 }
 
 #[test]
-fn what_permissions_forbid_is_refused_with_the_owner() {
+fn what_permissions_forbid_is_refused_with_the_owner_and_a_new_file_is_private_or_for_a_group() {
     let file = File::new();
     let dir = file.path().parent().unwrap().to_owned();
     fs::write(file.path(), "").unwrap();
@@ -137,12 +128,15 @@ fn what_permissions_forbid_is_refused_with_the_owner() {
             "and has mode 555, is read-only for this process",
         ),
     ] {
-        mode(&file.path(), file_mode);
-        mode(&dir, dir_mode);
-        let why = as_nobody(refusal(path));
-        mode(&dir, 0o755);
-        assert!(why.contains(wanted), "{dir_mode:o} {file_mode:o}: {why}");
+        set_mode(&file.path(), file_mode);
+        set_mode(&dir, dir_mode);
+        as_nobody(refused(path, wanted));
+        set_mode(&dir, 0o755);
     }
+    let new = file.beside("new.db");
+    runtime().block_on(async { SqliteLock::open(&new).await.unwrap() });
+    let mode = fs::metadata(&new).unwrap().permissions().mode() & 0o777;
+    assert!([0o600, 0o660].contains(&mode), "{mode:o}");
 }
 
 #[test]
@@ -150,20 +144,20 @@ fn a_file_that_cannot_be_looked_at_for_a_while_is_not_lost() {
     let file = File::new();
     let (outer, dir) = (file.beside("outer"), file.beside("outer/d"));
     fs::create_dir_all(&dir).unwrap();
-    mode(file.path().parent().unwrap(), 0o755);
-    mode(&dir, 0o777);
+    set_mode(file.path().parent().unwrap(), 0o755);
+    set_mode(&dir, 0o777);
     let (lock, grant) = as_nobody(async {
         let lock = SqliteLock::open(dir.join("locks.db")).await.unwrap();
-        let grant = granted(&lock, &claim("n", LONG)).await;
+        let grant = granted(&lock, &claim("n")).await;
         (lock, grant)
     });
     // The client's own thread goes on with the rights that it was started with.
     let renew = || as_nobody(lock.renew(&grant.lease));
-    mode(&outer, 0o000);
-    let failed = renew().unwrap_err();
-    mode(&outer, 0o755);
-    assert!(matches!(failed, LockError::Configuration { .. }), "{failed}");
-    assert!(failed.to_string().contains("what this process may see"), "{failed}");
+    set_mode(&outer, 0o000);
+    let failed = renew();
+    set_mode(&outer, 0o755);
+    let why = refusal(failed);
+    assert!(why.contains("what this process may see"), "{why}");
     assert_eq!(renew().unwrap(), Renewal::Renewed);
 }
 
@@ -173,13 +167,11 @@ async fn a_second_hard_link_is_refused_unless_allowed_and_a_symbolic_link_leads_
     let lock = file.client().await;
     symlink(file.path(), file.beside("link.db")).unwrap();
     let linked = SqliteLock::open(file.beside("link.db")).await.unwrap();
-    granted(&lock, &claim("n", LONG)).await;
-    busy(&linked, &claim("n", LONG)).await;
+    granted(&lock, &claim("n")).await;
+    busy(&linked, &claim("n")).await;
     fs::hard_link(file.path(), file.beside("other.db")).unwrap();
-    for config in [
-        SqliteConfig::new(file.path()),
-        SqliteConfig::new(file.path()).read_only(true),
-    ] {
+    for read_only in [false, true] {
+        let config = SqliteConfig::new(file.path()).read_only(read_only);
         let refused = config.clone().connect().await.unwrap_err();
         assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused}");
         config.allow_unsafe_configuration(true).connect().await.unwrap();
@@ -196,6 +188,5 @@ async fn a_damaged_file_is_refused_with_what_to_do() {
     content[4096..].fill(0xA5);
     lock.close().await.unwrap();
     fs::write(file.path(), content).unwrap();
-    let why = refusal(file.path()).await;
-    assert!(why.contains("damaged; stop all its users, then remove it"), "{why}");
+    refused(file.path(), "damaged; stop all its users, then remove it").await;
 }

@@ -7,8 +7,8 @@ use std::thread;
 use lock_core::{DistributedLock, Wait};
 use lock_sqlite::SqliteLock;
 
-use crate::file::{File, LONG, claim, granted, in_time, runtime};
-use crate::tokens::{draw, far_ahead, with};
+use crate::file::{File, claim, granted, in_time, runtime};
+use crate::tokens::{draw, far_ahead};
 
 /// What is on the disk is at least everything up to the last raise of the ceiling.
 #[tokio::test]
@@ -17,6 +17,7 @@ async fn grants_lost_with_the_power_are_not_granted_again() {
     let copy = |from: PathBuf, to: PathBuf| {
         assert!(Command::new("cp").args([from, to]).status().unwrap().success());
     };
+    let with = |file: &File, suffix: &str| file.beside(&format!("locks.db{suffix}"));
     for before in [0, 1, 1000, 1024, 1030] {
         let file = File::new();
         let lock = file.client().await;
@@ -48,7 +49,7 @@ async fn the_log_stays_short_while_clients_write_and_wait_come_and_go() {
     const BOUND: u64 = 8 << 20;
     let file = File::new();
     let staying = file.client().await;
-    granted(&staying, &claim("held", LONG)).await;
+    granted(&staying, &claim("held")).await;
     let length = || std::fs::metadata(file.beside("locks.db-wal")).unwrap().len();
     let mut longest = 0;
     thread::scope(|scope| {
@@ -57,12 +58,9 @@ async fn the_log_stays_short_while_clients_write_and_wait_come_and_go() {
                 for _ in 0..7 {
                     let lock = SqliteLock::open(file.path()).await.unwrap();
                     for _ in 0..100 {
-                        let claim = claim("n", LONG);
-                        in_time(lock.acquire(&claim, Wait::until(None)))
-                            .await
-                            .unwrap()
-                            .granted()
-                            .unwrap();
+                        let claim = claim("n");
+                        let attempt = in_time(lock.acquire(&claim, Wait::until(None))).await;
+                        attempt.unwrap().granted().unwrap();
                         lock.release(&claim, None).await.unwrap();
                     }
                 }

@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lock_core::{Attempt, Busy, Claim, DistributedLock, Grant, LockName, Mode};
-use lock_sqlite::SqliteLock;
+use lock_core::{Attempt, Busy, Claim, DistributedLock, Grant, LockError, LockName, Mode};
+use lock_sqlite::{SqliteConfig, SqliteLock};
 use rusqlite::Connection;
 use tempfile::TempDir;
 
@@ -14,8 +14,6 @@ use tempfile::TempDir;
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 /// Limit for everything that is to happen. Only a test that hangs reaches it.
 pub(crate) const HANG_LIMIT: Duration = Duration::from_secs(60);
-/// The shortest ttl.
-pub(crate) const SHORT: Duration = Duration::from_millis(100);
 
 /// A path in a directory that is removed at the end.
 pub(crate) struct File(TempDir);
@@ -35,6 +33,17 @@ impl File {
 
     pub(crate) async fn client(&self) -> SqliteLock {
         SqliteLock::open(self.path()).await.unwrap()
+    }
+
+    /// A client that connects with its first request, with that limit for requests.
+    pub(crate) fn client_within(&self, op_timeout: Duration) -> SqliteLock {
+        let config = SqliteConfig::new(self.path()).op_timeout(op_timeout);
+        config.connect_lazy().unwrap()
+    }
+
+    pub(crate) fn reader(&self) -> SqliteLock {
+        let config = SqliteConfig::new(self.path()).read_only(true);
+        config.connect_lazy().unwrap()
     }
 
     /// Changes the file behind the backend's back.
@@ -57,30 +66,30 @@ impl File {
         self.number("SELECT count(*) FROM lock")
     }
 
-    /// Copies the database as a whole to another file.
-    pub(crate) fn copy_to(&self, path: PathBuf) {
-        self.connection()
-            .execute("VACUUM INTO ?1", [path.to_str().unwrap()])
-            .unwrap();
+    /// Copies the database as a whole to the file `copy`.
+    pub(crate) fn copy(&self) -> PathBuf {
+        let copy = self.beside("copy");
+        let path = copy.to_str().unwrap();
+        self.connection().execute("VACUUM INTO ?1", [path]).unwrap();
+        copy
     }
 
     /// The names of the files in the directory.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.0.path()).unwrap();
-        let mut names: Vec<_> = entries
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
         names.sort();
         names
     }
 }
 
-pub(crate) fn claim(name: &str, ttl: Duration) -> Claim {
-    Claim::new(name.parse().unwrap(), ttl)
+pub(crate) fn claim(name: &str) -> Claim {
+    Claim::new(name.parse().unwrap(), LONG)
 }
 
 pub(crate) fn claim_as(name: &str, mode: Mode) -> Claim {
-    claim(name, LONG).with_mode(mode)
+    claim(name).with_mode(mode)
 }
 
 pub(crate) fn name(name: &str) -> LockName {
@@ -96,6 +105,14 @@ pub(crate) async fn busy(lock: &SqliteLock, claim: &Claim) -> Busy {
     match lock.try_acquire(claim).await.unwrap() {
         Attempt::Busy(busy) => busy,
         other => panic!("granted although held: {other:?}"),
+    }
+}
+
+/// What is said of a request that is refused for good.
+pub(crate) fn refusal<T: std::fmt::Debug>(done: Result<T, LockError>) -> String {
+    match done {
+        Err(error @ LockError::Configuration { .. }) => format!("{error:#}"),
+        other => panic!("not refused as a wrong configuration: {other:?}"),
     }
 }
 

@@ -8,7 +8,6 @@ mod bad_input;
 mod contract;
 mod extended;
 mod file;
-mod processes;
 mod read_only;
 mod replaced;
 mod tokens;

@@ -4,27 +4,14 @@ use std::pin::pin;
 use std::time::Duration;
 
 use lock_core::{Attempt, DistributedLock, LockError, Mode, Renewal, Wait};
-use lock_sqlite::{SqliteConfig, SqliteLock};
 
-use crate::file::{File, HANG_LIMIT, LONG, busy, claim, claim_as, granted, in_time, until_waiting};
+use crate::file::{File, HANG_LIMIT, busy, claim, claim_as, granted, in_time, until_waiting};
 
 /// How many later claims are granted before one that waits, as the documentation says.
 const PASSES: usize = 32;
 
 fn waiters(file: &File) -> i64 {
     file.number("SELECT count(*) FROM waiter")
-}
-
-/// Takes and releases the name until that is refused, and tells how often it was granted.
-async fn take_until_refused(lock: &SqliteLock, mode: Mode) -> usize {
-    for grants in 0..2 * PASSES {
-        let again = claim_as("n", mode);
-        match lock.try_acquire(&again).await.unwrap() {
-            Attempt::Granted(_) => lock.release(&again, None).await.map(drop).unwrap(),
-            _ => return grants,
-        }
-    }
-    panic!("a claim that waits is passed without end");
 }
 
 #[tokio::test]
@@ -41,7 +28,17 @@ async fn a_client_that_takes_the_lock_again_and_again_passes_a_waiter_a_limited_
         // The waiter does not look meanwhile: it is as slow as can be. Its row is kept up for it.
         file.sql("UPDATE waiter SET expires = 9e18");
         greedy.release(&held, None).await.unwrap();
-        assert_eq!(take_until_refused(&greedy, mode).await, PASSES);
+        let mut grants = 0;
+        loop {
+            let again = claim_as("n", mode);
+            let Attempt::Granted(_) = greedy.try_acquire(&again).await.unwrap() else {
+                break;
+            };
+            greedy.release(&again, None).await.unwrap();
+            grants += 1;
+            assert!(grants <= PASSES, "a claim that waits is passed without end");
+        }
+        assert_eq!(grants, PASSES);
         assert!(in_time(waiting).await.unwrap().granted().is_some());
         assert_eq!(waiters(&file), 0);
         other.release(&wanted, None).await.unwrap();
@@ -50,19 +47,19 @@ async fn a_client_that_takes_the_lock_again_and_again_passes_a_waiter_a_limited_
 }
 
 #[tokio::test]
-async fn new_readers_wait_behind_a_writer_and_go_on_when_it_has_gone() {
+async fn new_readers_wait_behind_a_writer_until_it_is_released_or_its_row_counts_no_more() {
     let file = File::new();
     let (reader, writer) = (file.client().await, file.client().await);
     granted(&reader, &claim_as("n", Mode::Shared)).await;
-    let wanted = claim("n", LONG);
+    let wanted = claim("n");
     {
         let mut waiting = pin!(writer.acquire(&wanted, Wait::until(None)));
         until_waiting(&writer, waiting.as_mut()).await;
         file.sql("UPDATE waiter SET expires = 9e18");
         busy(&reader, &claim_as("n", Mode::Shared)).await;
     }
-    // The wait was dropped, so that the row is gone once the client's next request is answered.
-    writer.try_acquire(&claim("another", LONG)).await.unwrap();
+    // The wait was dropped, and the core releases the claim then.
+    writer.release(&wanted, None).await.unwrap();
     assert_eq!(waiters(&file), 0);
     granted(&reader, &claim_as("n", Mode::Shared)).await;
     // The row of a writer that is killed counts for a while only.
@@ -74,36 +71,40 @@ async fn new_readers_wait_behind_a_writer_and_go_on_when_it_has_gone() {
 }
 
 #[tokio::test]
-async fn a_wait_that_ends_while_the_file_is_busy_leaves_no_row_behind() {
-    let file = File::new();
-    let config = SqliteConfig::new(file.path()).op_timeout(100 * HANG_LIMIT);
-    let lock = config.connect().await.unwrap();
-    granted(&lock, &claim("n", LONG)).await;
-    let busy = file.connection();
-    {
-        let wanted = claim("n", LONG);
-        let mut waiting = pin!(lock.acquire(&wanted, Wait::until(None)));
-        until_waiting(&lock, waiting.as_mut()).await;
-        busy.execute_batch("BEGIN IMMEDIATE").unwrap();
-    }
-    // The client has tried, and tries again.
-    lock.holders(claim("n", LONG).name()).await.unwrap().pop();
-    assert_eq!(waiters(&file), 1);
-    busy.execute_batch("ROLLBACK").unwrap();
-    in_time(async {
-        while waiters(&file) > 0 {
-            tokio::task::yield_now().await;
+async fn of_several_claims_that_wait_those_are_woken_whose_name_has_room_for_them() {
+    let permit = Mode::Permit { of: 2 };
+    for (held, wanted) in [
+        ([Mode::Exclusive; 1].as_slice(), Mode::Exclusive),
+        (&[Mode::Exclusive], Mode::Shared),
+        (&[permit; 2], permit),
+    ] {
+        let file = File::new();
+        let (holder, other) = (file.client().await, file.client().await);
+        let held: Vec<_> = held.iter().map(|&mode| claim_as("n", mode)).collect();
+        for claim in held.iter().chain([&claim("held on")]) {
+            granted(&holder, claim).await;
         }
-    })
-    .await;
+        let wanted = [claim_as("n", wanted), claim("held on")];
+        let [mut freed, mut kept] = wanted
+            .each_ref()
+            .map(|claim| Box::pin(other.acquire(claim, Wait::until(None))));
+        until_waiting(&other, freed.as_mut()).await;
+        until_waiting(&other, kept.as_mut()).await;
+        holder.release(&held[0], None).await.unwrap();
+        let first = tokio::select! {
+            freed = in_time(freed) => freed,
+            kept = kept => panic!("{kept:?}"),
+        };
+        assert!(first.unwrap().granted().is_some());
+    }
 }
 
 #[tokio::test]
 async fn a_wait_whose_time_ends_while_another_process_is_stuck_ends_in_time_and_says_so() {
     let file = File::new();
     let lock = file.client().await;
-    granted(&lock, &claim("n", LONG)).await;
-    let wanted = claim("n", LONG);
+    granted(&lock, &claim("n")).await;
+    let wanted = claim("n");
     let end = lock.clock().now() + Duration::from_secs(2);
     let mut waiting = pin!(lock.acquire(&wanted, Wait::until(Some(end))));
     until_waiting(&lock, waiting.as_mut()).await;
@@ -118,36 +119,27 @@ async fn a_wait_whose_time_ends_while_another_process_is_stuck_ends_in_time_and_
 #[tokio::test]
 async fn requests_beside_a_writer_that_is_stuck_fail_with_the_reason_and_work_again_after_it() {
     let file = File::new();
-    let hasty = SqliteConfig::new(file.path()).op_timeout(Duration::from_millis(300));
-    let (lock, hasty) = (file.client().await, hasty.connect_lazy().unwrap());
-    let slow = SqliteConfig::new(file.path())
-        .op_timeout(100 * HANG_LIMIT)
-        .connect_lazy()
-        .unwrap();
-    let held = claim("held", LONG);
+    let (lock, hasty) = (file.client().await, file.client_within(Duration::from_millis(300)));
+    let slow = file.client_within(100 * HANG_LIMIT);
+    let held = claim("held");
     let grant = granted(&lock, &held).await;
     let stuck = file.connection();
-    stuck
-        .execute_batch("BEGIN IMMEDIATE; UPDATE counter SET token = token")
-        .unwrap();
-    for failed in [
-        hasty.renew(&grant.lease).await.map(drop).unwrap_err(),
-        // A request that does not wait does not take as long as others may.
-        in_time(slow.try_acquire(&claim("other", LONG)))
-            .await
-            .map(drop)
-            .unwrap_err(),
-    ] {
-        assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
+    stuck.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let renewed = hasty.renew(&grant.lease).await.map(drop);
+    // A request that does not wait does not take as long as others may.
+    let tried = in_time(slow.try_acquire(&claim("other"))).await.map(drop);
+    for failed in [renewed.unwrap_err(), tried.unwrap_err()] {
+        let told = format!("{failed:#}");
+        let is_unavailable = matches!(failed, LockError::Unavailable { .. });
         assert!(
-            format!("{failed:#}").contains("stopped inside a transaction"),
-            "{failed}"
+            is_unavailable && told.contains("stopped inside a transaction"),
+            "{told}"
         );
     }
     // Reading goes on.
     assert!(!lock.holders(held.name()).await.unwrap().is_empty());
     stuck.execute_batch("COMMIT").unwrap();
-    granted(&slow, &claim("other", LONG)).await;
+    granted(&slow, &claim("free")).await;
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
 }
 
@@ -160,8 +152,8 @@ async fn the_pipe_is_hidden_and_follows_the_rights_of_the_database() {
         let file = File::new();
         let lock = file.client().await;
         std::fs::set_permissions(file.path(), PermissionsExt::from_mode(mode)).unwrap();
-        granted(&lock, &claim("n", LONG)).await;
-        let next = claim("n", LONG);
+        granted(&lock, &claim("n")).await;
+        let next = claim("n");
         let mut waiting = pin!(lock.acquire(&next, Wait::until(None)));
         until_waiting(&lock, waiting.as_mut()).await;
         let pipe = std::fs::metadata(file.beside(".locks.db-wake")).unwrap();
