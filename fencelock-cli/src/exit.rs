@@ -42,10 +42,11 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
+        let (message, is_remark) = (message.into(), false);
         Self {
             code,
-            message: message.into(),
-            is_remark: false,
+            message,
+            is_remark,
         }
     }
 
@@ -84,7 +85,7 @@ impl From<LockError> for Failure {
             }
             LockError::NotSupported { .. } => {
                 let advice = "`fencelock check` tells what the locks in that place can do";
-                return Self::new(CONFIGURATION, format!("{error:#}; {advice}"));
+                return Self::configuration(format!("{error:#}; {advice}"));
             }
             LockError::Configuration { .. } | LockError::InvalidMode { .. } | LockError::UnsafeConfiguration { .. } => {
                 CONFIGURATION

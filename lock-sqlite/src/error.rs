@@ -67,14 +67,12 @@ impl Failure {
     pub(crate) fn is_full(&self) -> bool {
         use ffi::{SQLITE_FULL, SQLITE_IOERR_SHMSIZE, SQLITE_IOERR_TRUNCATE, SQLITE_IOERR_WRITE};
 
-        let full = [
-            SQLITE_FULL,
-            SQLITE_IOERR_WRITE,
-            SQLITE_IOERR_SHMSIZE,
-            SQLITE_IOERR_TRUNCATE,
-        ];
         let Self::Sqlite(error) = self else { return false };
-        error.sqlite_error().is_some_and(|e| full.contains(&e.extended_code))
+        let code = error.sqlite_error().map(|e| e.extended_code);
+        matches!(
+            code,
+            Some(SQLITE_FULL | SQLITE_IOERR_WRITE | SQLITE_IOERR_SHMSIZE | SQLITE_IOERR_TRUNCATE)
+        )
     }
 
     /// Whether the connection is to be closed.
@@ -134,20 +132,12 @@ impl Failure {
 
 /// The error for a path that cannot be looked at. A shortage passes by itself; a person has to change anything else.
 pub(crate) fn unreadable(path: &Path, error: io::Error) -> LockError {
-    const SHORTAGES: [E; 8] = [
-        E::MFILE,
-        E::NFILE,
-        E::NOMEM,
-        E::AGAIN,
-        E::INTR,
-        E::IO,
-        E::NOSPC,
-        E::DQUOT,
-    ];
     let message = format!("{} cannot be read", path.display());
-    match E::from_io_error(&error).is_some_and(|e| SHORTAGES.contains(&e)) {
-        true => LockError::unavailable("looking at the file", message),
-        false => LockError::configuration(format!("{message}; change the path, or what this process may see")),
+    match E::from_io_error(&error) {
+        Some(E::MFILE | E::NFILE | E::NOMEM | E::AGAIN | E::INTR | E::IO | E::NOSPC | E::DQUOT) => {
+            LockError::unavailable("looking at the file", message)
+        }
+        _ => LockError::configuration(format!("{message}; change the path, or what this process may see")),
     }
     .with_source(error)
 }
