@@ -17,12 +17,16 @@ use crate::file_identity::FileIdentity;
 /// when it begins anew, so the length of the file tells each client how full the log is, whichever client wrote it.
 pub(crate) const LOG: u64 = 4 << 20;
 
+/// `&mut`, as newer versions of rusqlite want it.
+fn wait_when_busy(conn: &mut Connection) -> Result<(), rusqlite::Error> {
+    conn.busy_handler(Some(busy_handler))
+}
+
 /// Opens the file at `path`, which must exist.
 pub(crate) fn open(path: &Path, flags: OpenFlags) -> Result<Connection, Failure> {
     let mut conn = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     conn.set_prepared_statement_cache_capacity(64);
-    // Newer versions of rusqlite want `&mut`.
-    Connection::busy_handler(&mut conn, Some(busy_handler))?;
+    wait_when_busy(&mut conn)?;
     // The user who made the file must not run code in our process.
     conn.pragma_update(None, "trusted_schema", false)?;
     // On macOS a plain fsync leaves the data in the drive's cache. Elsewhere it changes nothing.
