@@ -3,12 +3,11 @@
 use std::fs;
 use std::future::poll_fn;
 use std::io;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 use std::task::Poll;
 
 use nix::sys::signal::SigSet;
 use nix::sys::signal::Signal::{self, *};
+use signal_hook::low_level::emulate_default_handler;
 use tokio::signal::unix::{self, SignalKind};
 
 /// What is passed on to the command, and ends the wait for a lock: every signal that ends a process by default, except SIGKILL and those
@@ -71,8 +70,7 @@ pub(crate) fn write_from_background() {
     let _ = SigSet::from(SIGTTOU).thread_block();
 }
 
-/// Ends this process by SIGINT, as Ctrl-C does without a handler: a shell ends its loop or script only then. A program that is executed has no
-/// handlers.
+/// Ends this process by SIGINT, as Ctrl-C does without a handler: a shell ends its loop or script only then.
 pub(crate) fn die_of_interrupt() {
-    let _ = Command::new("/bin/sh").args(["-c", "kill -INT $$"]).exec();
+    let _ = emulate_default_handler(SIGINT as i32);
 }

@@ -150,6 +150,19 @@ fn a_job_in_the_background_stops_when_it_reads_and_reads_in_the_foreground() {
 }
 
 #[test]
+fn a_pager_beside_the_command_keeps_the_keyboard() {
+    let world = World::new();
+    let mut session = Session::new(&world);
+    session.start(
+        "fencelock run lock -- sh -c 'sleep 0.2; echo page-$((1 + 1))' | sh -c 'cat; read k < /dev/tty; echo key-$k'",
+    );
+    session.see("page-2");
+    session.type_in("q\n");
+    session.see("key-q");
+    session.see("PROMPT> ");
+}
+
+#[test]
 fn a_shell_as_the_command_is_a_shell() {
     let world = World::new();
     let mut session = Session::new(&world);
