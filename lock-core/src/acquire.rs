@@ -6,25 +6,23 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::acquire_options::AcquireOptions;
 use crate::client::ClientInner;
 use crate::guard::LockGuard;
 use crate::held::Held;
-use crate::name_task::{Begun, Request};
-use crate::names::{First, Name, Queued, Served};
-use crate::release::{Release, Reservation};
-use crate::stats::Gauge;
-use crate::waiters::{Answers, Waiter};
-use crate::{Attempt, Claim, FencingToken, LockError, LockName, LossReason, Mode, Options, Released, Stamp};
+use crate::name_task::{Request, Step};
+use crate::names::{Ask, Begin, Ended, Unkept};
+use crate::queue::{Answers, Waiter};
+use crate::release::Release;
+use crate::{Attempt, Claim, FencingToken, LockError, LockName, Mode, Options, Released, Stamp};
+
+type Outcome = Result<LockGuard, LockError>;
 
 impl ClientInner {
     /// Waits for the lock: behind other requests of this client for the name, then at the server.
-    pub(crate) async fn acquire(
-        self: &Arc<Self>,
-        name: &LockName,
-        options: &AcquireOptions,
-    ) -> Result<LockGuard, LockError> {
+    pub(crate) async fn acquire(self: &Arc<Self>, name: &LockName, options: &AcquireOptions) -> Outcome {
         self.check_process()?;
         Options::usable_op_timeout(self.op_timeout)?;
         self.may_write()?;
@@ -33,137 +31,180 @@ impl ClientInner {
         let waiting = self.stats.waiting.hold();
         let (mut key, mut _sharing) = (name.shared(), None);
         if options.mode != Mode::Exclusive {
-            // It is not to wait for a claim that this client keeps.
+            // It is not to be refused for a claim that this client keeps.
             _sharing = Some(self.names.sharing(&key));
-            if let Some(idle) = self.names.kept(&key) {
-                idle.let_go(LossReason::Released, None);
-                idle.kept_no_more().await;
+            let (unkept, response) = self.names.vacated(&key, self.clock.now());
+            unkept.into_iter().for_each(Self::unkept);
+            if let Some(response) = response {
+                let _ = response.await;
             }
             key = self.names.new_key(&key);
         }
         let (now, starting) = (self.clock.now(), self.about_to_start());
-        let first = match self.names.begin(&key, name, options, now) {
-            None => None,
-            Some(first) => match self.acquire_at_once(&key, first, options, &span) {
-                Ok(guard) => return guard,
-                Err(first) => Some(first),
+        let begun = match self.names.begin(&key, name, options, now) {
+            Begin::Kept(kept, token, refused) => {
+                self.answer(refused);
+                let held = self.hand_over(&kept, token, options, now);
+                return self.guard(held, Duration::ZERO, &span);
+            }
+            Begin::Ask(serial, ask, task) => match self.acquire_at_once(&key, serial, &ask, options) {
+                Ok(held) => return self.guard(held, Duration::ZERO, &span),
+                Err(request) => Some((serial, task, Step::Ask(ask, request))),
             },
+            Begin::Wait => None,
         };
         let (reply, outcome) = oneshot::channel();
-        let options = Arc::new(options.clone());
-        let waiter = Waiter::new(name.clone(), options, now, reply, span.clone(), waiting);
-        let serial = first.as_ref().map(|(first, _)| first.serial);
-        let queued = self.names.enter(&key, waiter, serial);
-        if let Some((First { ask, task, .. }, request)) = first {
-            self.start(&key, task, Some(Begun::Acquire(ask, request)));
-        }
-        let Queued { serial, mut task, kept } = queued.inspect_err(|error| self.count(Err(error)))?;
-        let mut caller = Caller {
-            core: self,
-            key: &key,
-            serial,
-            outcome: Some(outcome),
+        let waiter = Waiter {
+            serial: 0,
+            name: name.clone(),
+            options: options.clone(),
+            started: now,
+            deadline: options.wait.map(|limit| now + limit),
+            first_response: now + self.op_timeout,
+            expiry: None,
+            is_impatient: !options.waits(),
+            reply,
+            span,
+            waiting,
         };
-        if let Some(idle) = kept {
-            idle.let_go(LossReason::Released, None);
-            if let Some(outcome) = caller.answer() {
-                return outcome;
-            }
-            task = self.names.with(&key, Name::wake).flatten();
+        let serial = begun.as_ref().map(|(serial, ..)| *serial);
+        let queued = self.names.enter(&key, waiter, serial, now);
+        if let Some((_, task, step)) = begun {
+            self.start(&key, task, Some(step));
         }
-        if let Some(task) = task {
+        let queued = queued.inspect_err(|error| self.count(Err(error)))?;
+        if let Some(held) = queued.unkept {
+            self.watchdog.forget(&held);
+        }
+        if let Some(task) = queued.task {
             self.start(&key, task, None);
         }
         drop(starting);
+        let mut caller = Caller {
+            core: self,
+            key: &key,
+            serial: queued.serial,
+            outcome: Some(outcome),
+            timer: None,
+        };
+        if let Some(outcome) = caller.answer() {
+            return outcome;
+        }
+        if queued.expires {
+            caller.timer = self.end_in_time(&key, queued.serial);
+        }
         caller.outcome().await
     }
 
-    /// Begins the first request for a name. Returns the lock if it is granted at once: neither a waiter nor a task is needed then. Otherwise the
+    /// Begins the first request for a name. Returns the hold if it is granted at once: neither a waiter nor a task is needed then. Otherwise the
     /// request goes on in the task of the name, whatever it has come to.
     fn acquire_at_once(
         self: &Arc<Self>,
         key: &Arc<str>,
-        first: First,
+        serial: u64,
+        ask: &Ask,
         options: &AcquireOptions,
-        span: &tracing::Span,
-    ) -> Result<Result<LockGuard, LockError>, (First, Request<Attempt>)> {
-        let mut request = self.acquire_request(&first.ask);
+    ) -> Result<Arc<Held>, Request<Attempt>> {
+        let mut request = self.acquire_request(ask);
         let answer = match self.begin(request.as_mut()) {
-            Poll::Pending => return Err((first, request)),
+            Poll::Pending => return Err(request),
             Poll::Ready(answer) => answer,
         };
         let now = self.clock.now();
         let grant = match self.heard(answer) {
-            Ok(Attempt::Granted(grant)) if grant.check(&first.ask.claim, now).is_ok() => grant,
-            answer => return Err((first, Box::pin(ready(answer)))),
+            Ok(Attempt::Granted(grant)) if grant.check(&ask.claim, now).is_ok() => grant,
+            answer => return Err(Box::pin(ready(answer))),
         };
-        let granted = self
-            .names
-            .with(key, |name| name.granted_at_once(&grant, first.serial, now));
-        if let Some((served, task)) = granted {
-            self.answer(served.refused);
-            if let Some(task) = task {
-                self.start(key, task, None);
-            }
-        }
+        self.answer(self.names.granted_at_once(key, &grant, serial, now));
         let held = Held::new(self, grant, key, options, now);
         self.watch(&held, None);
-        Ok(self.guard(held, Duration::ZERO, span))
+        Ok(held)
     }
 
-    /// Keeps the claim of a hold that has ended for the next one. False if it is to be released.
-    pub(crate) fn linger(self: &Arc<Self>, ended: &Arc<Held>) -> bool {
-        if self.linger.is_zero() {
-            return false;
-        }
-        let Some(idle) = ended.linger(self.linger, self.clock.now()) else {
-            return false;
+    /// Ends a request when its time is over, unless the result is dropped before. `None` if there is nothing to wait for.
+    pub(crate) fn end_in_time(self: &Arc<Self>, key: &Arc<str>, serial: u64) -> Option<AbortOnDropHandle<()>> {
+        let mut at = self.expire(key, serial)?;
+        let (core, key) = (Arc::clone(self), Arc::clone(key));
+        let ends = async move {
+            loop {
+                core.sleep_until(at).await;
+                match core.expire(&key, serial) {
+                    Some(later) => at = later,
+                    None => return,
+                }
+            }
         };
-        self.watch(&idle, Some(ended));
-        if !self.names.keep(&ended.key, &idle) && idle.finish(LossReason::Released).is_some() {
-            self.watch(ended, Some(&idle));
-            return false;
-        }
-        self.stats.released.add();
-        true
+        // Without a runtime the task of the name does not run, and the request has ended.
+        let runtime = self.executor.handle().ok()?;
+        Some(AbortOnDropHandle::new(runtime.spawn(ends)))
     }
 
-    /// Releases all claims that are kept without a guard. None is until the result is dropped.
-    pub(crate) fn end_lingering(&self) -> Gauge {
-        let (kept, none) = self.names.keep_none();
-        for idle in kept {
-            idle.let_go(LossReason::Released, None);
+    /// Ends a request if its time is over, or returns when it is to be looked at again.
+    fn expire(&self, key: &str, serial: u64) -> Option<Stamp> {
+        match self.names.expire(key, serial, self.clock.now()) {
+            Ok(later) => later,
+            Err(answer) => {
+                self.answer(vec![answer]);
+                None
+            }
         }
-        none
     }
 
-    /// Releases the claim of a guard that has ended.
-    pub(crate) fn release(self: &Arc<Self>, key: &Arc<str>, release: Release) {
-        let (claim, reservation, is_awaited) = (release.claim.clone(), release.reservation, release.reply.is_some());
-        let Some(task) = self.names.release(key, release) else {
-            return;
-        };
-        let begun = is_awaited.then(|| self.release_at_once(key, claim, reservation));
-        match begun {
-            Some(None) => {}
-            begun => self.start(key, task, begun.flatten()),
+    /// Makes the next hold of a claim, with the next token of its block.
+    fn hand_over(
+        self: &Arc<Self>,
+        ended: &Arc<Held>,
+        token: FencingToken,
+        options: &AcquireOptions,
+        now: Stamp,
+    ) -> Arc<Held> {
+        self.stats.handed_over.add();
+        let next = ended.next(token, options, now);
+        self.watch(&next, Some(ended));
+        next
+    }
+
+    /// Gives the claim of a guard that has ended to the first waiter of this client, keeps it for the next one, or has it released.
+    pub(crate) fn pass_on(self: &Arc<Self>, ended: &Arc<Held>, release: Release) {
+        let now = self.clock.now();
+        let is_awaited = release.reply.is_some();
+        match self.names.ended(ended, release, now) {
+            Ended::Next(release, waiter, token, refused) => {
+                self.answer(refused);
+                let next = self.hand_over(ended, token, &waiter.options, now);
+                self.give(*waiter, next, now);
+                self.count_released(release, Released::Released);
+            }
+            Ended::Kept(release) => {
+                self.watchdog.keep(ended);
+                self.count_released(release, Released::Released);
+            }
+            Ended::Releasing(task) => {
+                self.watchdog.forget(ended);
+                let Some(task) = task else { return };
+                match is_awaited.then(|| self.release_at_once(ended)) {
+                    Some(None) => {}
+                    begun => self.start(&ended.key, task, begun.flatten()),
+                }
+            }
         }
     }
 
     /// Begins a release. `None` if it has ended at once, and there is nothing more to do for the name.
-    fn release_at_once(self: &Arc<Self>, key: &Arc<str>, claim: Claim, reservation: Reservation) -> Option<Begun> {
-        let mut request = self.release_request(claim, reservation, false);
+    fn release_at_once(self: &Arc<Self>, ended: &Held) -> Option<Step> {
+        let mut request = self.release_request(ended.grant.claim.clone(), ended.reservation(), false);
         let answer = match self.begin(request.as_mut()) {
-            Poll::Pending => return Some(Begun::Release(request)),
+            Poll::Pending => return Some(Step::Release(request)),
             Poll::Ready(answer) => answer,
         };
-        let ended = answer.as_ref().ok().and_then(|_| self.names.released_at_once(key));
-        match (self.heard(answer), ended) {
+        let done = answer.as_ref().ok();
+        let done = done.and_then(|_| self.names.released_at_once(&ended.key));
+        match (self.heard(answer), done) {
             (Ok(outcome), Some(release)) => {
                 self.count_released(*release, outcome);
                 None
             }
-            (answer, _) => Some(Begun::Release(Box::pin(ready(answer)))),
+            (answer, _) => Some(Step::Release(Box::pin(ready(answer)))),
         }
     }
 
@@ -179,33 +220,21 @@ impl ClientInner {
         }
     }
 
-    /// Gives the claim of a hold that has ended to the first waiter of this client, with the next token of its block and without a request.
-    /// False if the claim is to be released.
-    pub(crate) fn hand_on(self: &Arc<Self>, ended: &Held) -> bool {
-        let now = self.clock.now();
-        let Some(token) = ended.next_token(now) else {
-            return false;
-        };
-        let claim = &ended.grant.claim;
-        let Some(Served {
-            waiter: Some(waiter),
-            refused,
-            ..
-        }) = self.names.hand_on(&ended.key, claim, token, now)
-        else {
-            return false;
-        };
-        self.answer(refused);
-        // That of a hold that was kept is counted already.
-        if !ended.is_idle() {
-            self.stats.released.add();
+    /// Has a claim released that was kept.
+    pub(crate) fn unkept((held, task): Unkept) {
+        held.core.watchdog.forget(&held);
+        if let Some(task) = task {
+            held.core.start(&held.key, task, None);
         }
-        self.stats.handed_over.add();
-        let next = ended.next(token, &waiter.options, now);
-        self.watch(&next, Some(ended));
-        ended.resume();
-        self.give(*waiter, next, now);
-        true
+    }
+
+    /// Releases a claim that the server may have, and that no guard has.
+    pub(crate) fn clean_up(self: &Arc<Self>, key: Arc<str>, claim: Claim) {
+        self.stats.abandoned.add();
+        let release = Release::new(claim, None, self.clock.now(), self.names.releasing());
+        if let Some(task) = self.names.release(&key, release) {
+            self.start(&key, task, None);
+        }
     }
 
     /// Gives a waiter its guard.
@@ -222,7 +251,7 @@ impl ClientInner {
         let _ = reply.send(self.guard(held, now.since(started), &span));
     }
 
-    fn guard(&self, held: Arc<Held>, waited: Duration, span: &tracing::Span) -> Result<LockGuard, LockError> {
+    fn guard(&self, held: Arc<Held>, waited: Duration, span: &tracing::Span) -> Outcome {
         let guard = LockGuard::new(held);
         // A shutdown that began meanwhile may not have seen this one; dropping it releases.
         let outcome = if self.names.is_closed() {
@@ -259,12 +288,6 @@ impl ClientInner {
             }
         }
     }
-
-    /// Releases a claim that the server may have, and that no guard has.
-    pub(crate) fn clean_up_under(self: &Arc<Self>, key: Arc<str>, claim: Claim) {
-        let release = self.clean_up(claim, None, None);
-        self.release(&key, release);
-    }
 }
 
 /// The caller of a request that waits. Dropping it takes the request back.
@@ -273,18 +296,19 @@ struct Caller<'a> {
     key: &'a str,
     serial: u64,
     /// `None` once it is answered.
-    outcome: Option<oneshot::Receiver<Result<LockGuard, LockError>>>,
+    outcome: Option<oneshot::Receiver<Outcome>>,
+    timer: Option<AbortOnDropHandle<()>>,
 }
 
 impl Caller<'_> {
     /// The outcome, if it is there.
-    fn answer(&mut self) -> Option<Result<LockGuard, LockError>> {
+    fn answer(&mut self) -> Option<Outcome> {
         let outcome = self.outcome.as_mut()?.try_recv().ok()?;
         self.outcome = None;
         Some(outcome)
     }
 
-    async fn outcome(mut self) -> Result<LockGuard, LockError> {
+    async fn outcome(mut self) -> Outcome {
         let outcome = match &mut self.outcome {
             Some(outcome) => outcome.await.ok(),
             None => None,
@@ -297,12 +321,12 @@ impl Caller<'_> {
 impl Drop for Caller<'_> {
     fn drop(&mut self) {
         let Some(outcome) = self.outcome.take() else { return };
-        // In a forked child a mutex may be locked for ever, and the task runs in the parent.
+        // In a forked child a mutex may be locked for ever, and the tasks run in the parent.
         if !self.core.is_of_this_process() {
-            return std::mem::forget(outcome);
+            std::mem::forget((outcome, self.timer.take()));
+            return;
         }
-        let left = self.core.names.leave(self.key, self.serial, || self.core.releasing());
-        if left.is_some() {
+        if self.core.names.leave(self.key, self.serial).is_some() {
             self.core.stats.cancelled.add();
         }
     }

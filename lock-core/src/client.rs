@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{OnceCell, Semaphore};
@@ -14,9 +14,8 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::call::call;
 use crate::names::Names;
-use crate::process::{AtExit, ExitDelay, Process};
-use crate::release::{ReleaseSlots, Releases, Releasing};
-use crate::stats::Counters;
+use crate::process::{AtExit, Process};
+use crate::stats::{Counters, Gauge};
 use crate::watchdog::Watchdog;
 use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LossReason, Options, Outages};
 
@@ -36,21 +35,19 @@ pub(crate) struct ClientInner {
     pub(crate) ttl: Duration,
     pub(crate) op_timeout: Duration,
     read_only: bool,
-    /// How long claims are kept without a guard.
-    pub(crate) linger: Duration,
     pub(crate) executor: Executor,
     pub(crate) names: Names,
     pub(crate) watchdog: Watchdog,
     pub(crate) stats: Counters,
     pub(crate) outages: Outages,
     pub(crate) release_outages: Outages,
-    pub(crate) release_slots: ReleaseSlots,
+    pub(crate) release_slots: Semaphore,
     /// For releases that failed before. Those that fail again and again, as on one hung session, do not delay other locks.
-    pub(crate) retry_slots: ReleaseSlots,
+    pub(crate) retry_slots: Semaphore,
+    pub(crate) releases_answered: AtomicU64,
     /// Looks of observers that are under way: on Postgres each takes a session.
     pub(crate) looks: Semaphore,
     pub(crate) tasks: TaskTracker,
-    releases: Releases,
     /// Whether the server has ever answered.
     was_connected: AtomicBool,
     pub(crate) closing: CancellationToken,
@@ -65,29 +62,29 @@ impl ClientInner {
         let op_timeout = op_timeout.min(Options::MAX_OP_TIMEOUT);
         // Where the server has no queue, those who poll would ask in vain for as long.
         let longest = if capabilities.fair { Duration::MAX } else { TENURE };
-        let linger = options.linger.min(longest);
+        let (process, stats) = (Process::current(), Counters::default());
+        let names = Names::new(options.linger.min(longest), &process, &stats.releasing);
         Self {
-            process: Process::current(),
+            process,
             clock: backend.clock(),
             ttl: options
                 .ttl
                 .unwrap_or(Options::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl)),
             op_timeout,
             read_only: options.read_only,
-            linger,
             executor: Executor::new(options.runtime),
             capabilities,
             backend: Arc::new(backend),
-            names: Names::new(op_timeout, !linger.is_zero()),
+            names,
             watchdog: Watchdog::default(),
-            stats: Counters::default(),
+            stats,
             outages: Outages::default(),
             release_outages: Outages::of_releases(),
-            release_slots: ReleaseSlots::new(128),
-            retry_slots: ReleaseSlots::new(16),
+            release_slots: Semaphore::new(128),
+            retry_slots: Semaphore::new(16),
+            releases_answered: AtomicU64::new(0),
             looks: Semaphore::new(LOOKS),
             tasks: TaskTracker::new(),
-            releases: Releases::default(),
             was_connected: AtomicBool::new(false),
             closing: CancellationToken::new(),
             closed: OnceCell::new(),
@@ -102,15 +99,6 @@ impl ClientInner {
     /// Keeps a shutdown from ending before what the caller is about to start.
     pub(crate) fn about_to_start(&self) -> TaskTrackerToken {
         self.tasks.token()
-    }
-
-    /// Counts a release as under way for as long as the result lives.
-    pub(crate) fn releasing(&self) -> Releasing {
-        Releasing {
-            _counted: self.stats.releasing.hold(),
-            _drained: self.releases.begin(),
-            _exit: ExitDelay::of(&self.process),
-        }
     }
 
     /// Waits on the client's executor, as the caller may be outside of a runtime.
@@ -128,7 +116,17 @@ impl ClientInner {
             return;
         }
         let _none = self.end_lingering();
-        self.releases.drain().await;
+        self.names.drain().await;
+    }
+
+    /// Releases all claims that are kept without a guard. None is until the result is dropped.
+    fn end_lingering(&self) -> Gauge {
+        let none = self.names.keep_none();
+        self.names
+            .unkeep(None, self.clock.now())
+            .into_iter()
+            .for_each(Self::unkept);
+        none
     }
 
     /// What an answer to a request to acquire says. Credentials that are refused to a client that was connected before may be right
@@ -231,9 +229,10 @@ impl ClientInner {
         let stuck = self
             .closed
             .get_or_init(async || {
-                for held in self.watchdog.everything() {
+                for held in self.watchdog.holds(None) {
                     held.let_go(LossReason::Shutdown, None);
                 }
+                drop(self.end_lingering());
                 self.tasks.close();
                 self.tasks.wait().await;
                 if let Err(error) = call("close", self.op_timeout, async { self.backend.close().await }).await {
@@ -282,15 +281,14 @@ impl Drop for ClientInner {
         }
         // A forked child keeps what does something when it is dropped: the connections, which are its parent's, and what takes a mutex.
         std::mem::forget(Arc::clone(&self.backend));
-        std::mem::forget(std::mem::replace(&mut self.names, Names::new(self.op_timeout, false)));
+        let none = Names::new(Duration::ZERO, &self.process, &self.stats.releasing);
+        std::mem::forget(std::mem::replace(&mut self.names, none));
         std::mem::forget(std::mem::take(&mut self.closing));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::future::IntoFuture;
-
     use super::*;
     use crate::{Locks, MemoryLock};
 
@@ -314,32 +312,5 @@ mod tests {
         assert!(locks.core.watchdog.is_idle());
         assert!(locks.core.names.is_idle());
         assert_eq!(memory.waiters(), 0);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn one_that_shares_goes_on_when_a_claim_that_is_about_to_be_released_goes_to_a_waiter() {
-        let runtime = tokio::runtime::Handle::current();
-        let options = crate::Options::new().runtime(runtime).linger(Duration::from_secs(9));
-        let locks = Locks::with_options(MemoryLock::new(), options);
-        for name in ["warms up", "a"] {
-            drop(locks.lock(name).await.unwrap());
-            while locks.stats().held > 0 {
-                tokio::task::yield_now().await;
-            }
-        }
-        let core = &locks.core;
-        let idle = core.names.kept("a").unwrap();
-        // As a drain does, which has not come to the name yet.
-        let _counted = idle.finish(LossReason::Released).unwrap();
-        let next = tokio::spawn(locks.lock("a").into_future());
-        while locks.stats().waiting == 0 {
-            tokio::task::yield_now().await;
-        }
-        let shares = tokio::spawn(locks.lock("a").shared().into_future());
-        tokio::time::sleep(Duration::from_millis(1)).await;
-        assert!(core.hand_on(&idle));
-        drop(next.await.unwrap().unwrap());
-        let shares = tokio::time::timeout(Duration::from_secs(60), shares).await;
-        assert!(shares.expect("it is granted").unwrap().unwrap().is_held());
     }
 }

@@ -276,14 +276,14 @@ impl LockGuard {
             Err(error) => {
                 // The release of a hold that has ended may have reached the server before this request.
                 if held.has_ended() {
-                    core.clean_up_under(core.names.new_key(&held.key), claim);
+                    core.clean_up(core.names.new_key(&held.key), claim);
                 }
                 return Err(error);
             }
         };
         self.released = true;
         let key = core.names.new_key(&held.key);
-        let task = core.names.vacate(&held.key, &key);
+        let task = core.names.rename(&held.key, &key);
         if let Some(task) = task {
             core.start(&held.key, task, None);
         }

@@ -2,14 +2,15 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire_options::{AcquireOptions, Renew};
 use crate::client::ClientInner;
-use crate::release::{Release, Releasing, Reply, Reservation};
+use crate::release::{Release, Releasing, Reservation};
 use crate::{FencingToken, Grant, Lease, LockError, LossReason, LossSignal, Mode, Released, Revocation, Stamp};
 
 /// How long after a grant by the server other waiters of the client get its claim without a request. Those of other clients wait for that much
@@ -27,8 +28,8 @@ pub(crate) struct Held {
     /// The key under which the client queues for the name.
     pub(crate) key: Arc<str>,
     terms: Terms,
-    /// No guard has it: the client keeps the claim for the next one, until this is cancelled.
-    idle: Option<CancellationToken>,
+    /// Until when the client keeps the claim after this hold, for the next one.
+    kept_until: OnceLock<Stamp>,
     /// The owner of the claim may be known as that of this hold.
     pub(crate) owner_shown: AtomicBool,
     reservation: Mutex<Reservation>,
@@ -42,8 +43,6 @@ struct Terms {
     may_linger: bool,
     /// Until when its claim may go from one guard to another without a request.
     run_until: Stamp,
-    /// The client has begun to keep the claim while no guard has it.
-    lingers: bool,
     /// When the hold ends whatever the server says, and why.
     limit: Option<(Stamp, LossReason)>,
 }
@@ -60,7 +59,6 @@ impl Terms {
             renews: options.renew == Renew::UntilReleased,
             may_linger: options.may_linger,
             run_until: now + LONGEST_RUN,
-            lingers: false,
             limit,
         }
     }
@@ -82,41 +80,21 @@ impl Held {
         };
         let terms = Terms::new(options, &grant.lease, now);
         let token = grant.first_token();
-        Self::of(core, grant, token, own, key, terms, None)
+        Self::of(core, grant, token, own, key, terms, OnceLock::new())
     }
 
     /// The hold after this one, by the same grant.
     pub(crate) fn next(&self, token: FencingToken, options: &AcquireOptions, now: Stamp) -> Arc<Self> {
-        let Terms { run_until, lingers, .. } = self.terms;
-        let terms = Terms {
-            run_until,
-            lingers,
-            ..Terms::new(options, &self.grant.lease, now)
-        };
+        let mut terms = Terms::new(options, &self.grant.lease, now);
+        terms.run_until = self.terms.run_until;
         let (grant, own) = (self.grant.clone(), self.grant.revocation().child());
-        Self::of(&self.core, grant, token, own, &self.key, terms, None)
-    }
-
-    /// Keeps the claim of this hold, which has ended, for the next one: at most for `length` since no waiter wanted it for the first time.
-    pub(crate) fn linger(&self, length: Duration, now: Stamp) -> Option<Arc<Self>> {
-        if self.is_idle() || !self.terms.may_linger {
-            return None;
-        }
-        let mut terms = self.terms;
-        if !std::mem::replace(&mut terms.lingers, true) {
-            terms.run_until = terms.run_until.max(now + length.min(self.grant.lease.ttl() / 3));
-        }
-        self.token_until(terms.run_until, now)?;
-        terms.limit = Some((terms.run_until, LossReason::Released));
-        let (grant, own) = (self.grant.clone(), self.grant.revocation().child());
-        let idle = Some(CancellationToken::new());
-        Some(Self::of(&self.core, grant, self.token, own, &self.key, terms, idle))
+        Self::of(&self.core, grant, token, own, &self.key, terms, self.kept_until.clone())
     }
 
     /// The hold of the same claim, once others may share it.
     pub(crate) fn shared(&self, grant: Grant, key: &Arc<str>) -> Arc<Self> {
         let own = grant.revocation().clone();
-        Self::of(&self.core, grant, self.token, own, key, self.terms, None)
+        Self::of(&self.core, grant, self.token, own, key, self.terms, OnceLock::new())
     }
 
     fn of(
@@ -126,11 +104,9 @@ impl Held {
         own: Revocation,
         key: &Arc<str>,
         terms: Terms,
-        idle: Option<CancellationToken>,
+        kept_until: OnceLock<Stamp>,
     ) -> Arc<Self> {
-        if idle.is_none() {
-            core.stats.held.add();
-        }
+        core.stats.held.add();
         Arc::new(Self {
             core: Arc::clone(core),
             grant,
@@ -138,50 +114,48 @@ impl Held {
             own,
             key: Arc::clone(key),
             terms,
-            idle,
+            kept_until,
             owner_shown: AtomicBool::new(false),
             reservation: Mutex::new(Reservation::None),
             has_ended: AtomicBool::new(false),
         })
     }
 
-    /// The token of the next hold, if the claim may go to another guard of this client without a request. A lease that is not renewed as it
-    /// should be is released: the server knows more.
+    /// The token of the next hold, if the claim may go to another guard of this client without a request.
     pub(crate) fn next_token(&self, now: Stamp) -> Option<FencingToken> {
-        self.token_until(self.terms.run_until, now)
+        self.token_until(self.kept_until().unwrap_or(self.terms.run_until), now)
     }
 
+    /// The same, if that may be until `end`. A lease that is not renewed as it should be is released: the server knows more.
     fn token_until(&self, end: Stamp, now: Stamp) -> Option<FencingToken> {
         let lease = &self.grant.lease;
         let may_run = self.token < self.grant.token
             && self.grant.claim.mode() == Mode::Exclusive
             && self.own.reason() == Some(LossReason::Released)
+            && self.grant.revoked().is_none()
             && now < end
             && !self.owner_shown.load(Ordering::Relaxed)
             && lease.deadline().since(now) >= lease.ttl() / 3;
         FencingToken::new(self.token.get() + 1).ok().filter(|_| may_run)
     }
 
+    /// Keeps the claim of this hold, which has ended, for the next one: at most for `length` since no waiter wanted it for the first time. False if
+    /// it is to be released.
+    pub(crate) fn keep(&self, length: Duration, now: Stamp) -> bool {
+        if length.is_zero() || !self.terms.may_linger {
+            return false;
+        }
+        let length = length.min(self.grant.lease.ttl() / 3);
+        let end = self.kept_until().unwrap_or(self.terms.run_until.max(now + length));
+        self.token_until(end, now).is_some() && *self.kept_until.get_or_init(|| end) == end
+    }
+
+    fn kept_until(&self) -> Option<Stamp> {
+        self.kept_until.get().copied()
+    }
+
     pub(crate) fn lease(&self) -> &Lease {
         &self.grant.lease
-    }
-
-    pub(crate) fn is_idle(&self) -> bool {
-        self.idle.is_some()
-    }
-
-    /// A claim that was kept has a guard again. Nothing for other holds.
-    pub(crate) fn resume(&self) {
-        if let Some(idle) = &self.idle {
-            idle.cancel();
-        }
-    }
-
-    /// Waits until the server has responded to the release of a claim that was kept, or has not, or until the claim has a guard again.
-    pub(crate) async fn kept_no_more(&self) {
-        if let Some(idle) = &self.idle {
-            idle.cancelled().await;
-        }
     }
 
     pub(crate) fn reservation(&self) -> Reservation {
@@ -217,15 +191,31 @@ impl Held {
         }
     }
 
-    /// When the hold ends whatever the server says.
+    /// When the hold ends whatever the server says; of one that has ended and is kept, when that is over.
     pub(crate) fn limit(&self) -> Option<Stamp> {
-        self.terms.limit.map(|(at, _)| at)
+        match self.has_ended() {
+            true => self.kept_until(),
+            false => self.terms.limit.map(|(at, _)| at),
+        }
+    }
+
+    /// All ends that it may have in the schedule of the watchdog.
+    pub(crate) fn limits(&self) -> [Option<Stamp>; 2] {
+        [self.terms.limit.map(|(at, _)| at), self.kept_until()]
     }
 
     /// When the lock ends if nothing more is heard from the server.
     pub(crate) fn end(&self) -> Stamp {
         let deadline = self.grant.lease.deadline();
         self.limit().map_or(deadline, |limit| limit.min(deadline))
+    }
+
+    /// Whether it was revoked: the hold, or the claim of one that has ended.
+    pub(crate) fn is_revoked(&self) -> bool {
+        match self.has_ended() {
+            true => self.grant.revoked().is_some(),
+            false => self.own.reason().is_some(),
+        }
     }
 
     /// Why the lock is not held any more. A deadline that has passed is made final by the look.
@@ -251,18 +241,23 @@ impl Held {
 
     /// Ends the hold for that reason. Its claim goes to the next waiter of this client, is kept, or is released. Returns false if it has ended
     /// before.
-    pub(crate) fn let_go(self: &Arc<Self>, reason: LossReason, reply: Option<Reply>) -> bool {
+    pub(crate) fn let_go(
+        self: &Arc<Self>,
+        reason: LossReason,
+        reply: Option<oneshot::Sender<Result<Released, LockError>>>,
+    ) -> bool {
         let starting = self.core.about_to_start();
         let Some(counted) = self.finish(reason) else {
             return false;
         };
-        if self.core.hand_on(self) || self.core.linger(self) {
-            if let Some(reply) = reply {
-                let _ = reply.send(Ok(Released::Released));
-            }
-        } else {
-            self.release(reply, counted);
+        let (now, reservation) = (self.core.clock.now(), self.reservation());
+        let mut release = Release::new(self.grant.claim.clone(), Some(self.lease()), now, counted);
+        if reservation == Reservation::Requested {
+            let at_least = release.claim.at_least().unwrap_or_default();
+            release.until = release.until.max(now + at_least);
         }
+        (release.reservation, release.reply, release.is_clean_up) = (reservation, reply, false);
+        self.core.pass_on(self, release);
         drop(starting);
         true
     }
@@ -270,46 +265,13 @@ impl Held {
     /// Ends the hold for that reason, and leaves its claim to the caller. `None` if it has ended before.
     pub(crate) fn finish(&self, reason: LossReason) -> Option<Releasing> {
         // Counted first: a caller that finds the hold ended, and drains then, waits for this release.
-        let counted = self.core.releasing();
+        let counted = self.core.names.releasing();
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return None;
         }
-        self.end_for(reason);
-        Some(counted)
-    }
-
-    pub(crate) fn has_ended(&self) -> bool {
-        self.has_ended.load(Ordering::Acquire)
-    }
-
-    /// Has the claim of the hold, which has ended, released.
-    pub(crate) fn release(&self, reply: Option<Reply>, counted: Releasing) {
-        self.core.watchdog.forget(self);
-        let (claim, lease, reservation) = (self.grant.claim.clone(), &self.grant.lease, self.reservation());
-        let kept = match reservation {
-            Reservation::Requested => claim.ttl().max(claim.at_least().unwrap_or_default()),
-            Reservation::None | Reservation::Until(_) => claim.ttl(),
-        };
-        let release = Release {
-            until: self.core.clock.now() + kept,
-            claim,
-            reservation,
-            shared: lease.claim().is_none().then(|| lease.clone()),
-            reply,
-            is_clean_up: self.is_idle(),
-            kept: self.idle.clone().map(CancellationToken::drop_guard),
-            _counted: counted,
-        };
-        self.core.release(&self.key, release);
-    }
-
-    fn end_for(&self, reason: LossReason) {
         self.lost(self.core.clock.now());
         // Quietly: the watchdog is about to forget this hold.
         let _ = self.own.fire_quietly(reason);
-        if self.is_idle() {
-            return;
-        }
         self.core.stats.held.subtract();
         match self.own.reason() {
             None | Some(LossReason::Released) => {}
@@ -322,6 +284,11 @@ impl Held {
                 tracing::warn!(target: "fencelock", name = %self.grant.claim.name(), token = %self.token, %reason, "lock lost");
             }
         }
+        Some(counted)
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
     }
 }
 

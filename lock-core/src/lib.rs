@@ -37,6 +37,7 @@ mod options;
 mod outages;
 mod owner;
 mod process;
+mod queue;
 mod release;
 mod renew;
 mod request;
@@ -46,7 +47,6 @@ mod server_info;
 mod stats;
 mod token;
 mod wait;
-mod waiters;
 mod watchdog;
 
 pub use acquire_options::Renew;

@@ -1,4 +1,4 @@
-//! The task of a name: sends the requests that [`Names`] decides on, and tells the waiters what came of them.
+//! The task of a name: sends the requests that [`Names`](crate::names::Names) decides on, and tells the waiters what came of them.
 //!
 //! ```text
 //! loop {
@@ -6,7 +6,6 @@
 //!         release it; again, until that is confirmed or the lease must have ended at the server
 //!     waiters, and no guard:
 //!         try_acquire or acquire for the first waiter; granted: it gets the guard; busy: those that do not wait are refused
-//!     a guard, and waiters whose time ends by itself: wait for that
 //!     else: end
 //! }
 //! ```
@@ -22,19 +21,21 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time;
+use tokio_util::task::AbortOnDropHandle;
 
-use crate::call::catch_panic;
+use crate::call::{call, catch_panic};
 use crate::client::{ClientInner, TENURE};
 use crate::held::Held;
-use crate::names::{Ask, Name, Served, Step};
-use crate::release::{Release, Releasing, Reservation};
-use crate::waiters::{Answers, GRACE, SHORTEST_RESPONSE};
-use crate::{Attempt, Busy, Claim, Grant, Lease, LockError, Outage, Released, Stamp, Wait};
+use crate::names::{Ask, Name, Next};
+use crate::queue::{Answers, GRACE, SHORTEST_RESPONSE};
+use crate::release::Reservation;
+use crate::{Attempt, Claim, Grant, LockError, Outage, Released, Stamp, Wait};
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
@@ -42,10 +43,11 @@ const LAST_RETRY: Duration = Duration::from_secs(1);
 /// A request to the backend. It can be moved to the task of the name after its first step.
 pub(crate) type Request<T> = Pin<Box<dyn Future<Output = Result<T, LockError>> + Send>>;
 
-/// A request whose first step was done in the task of a caller.
-pub(crate) enum Begun {
-    Acquire(Ask, Request<Attempt>),
+/// What the task of a name does next. The first step of the request may have been done in the task of a caller.
+pub(crate) enum Step {
+    Ask(Ask, Request<Attempt>),
     Release(Request<Released>),
+    End,
 }
 
 impl ClientInner {
@@ -59,7 +61,8 @@ impl ClientInner {
         }))
     }
 
-    /// A release, once there is a slot for it. Those that are repeated have slots of their own.
+    /// A release, once there is a slot for it. Each backend works on its requests one after the other in the end, and with thousands at once most
+    /// would run out of time there. Those that are repeated have slots of their own: those that fail again and again delay no others.
     pub(crate) fn release_request(
         self: &Arc<Self>,
         claim: Claim,
@@ -73,8 +76,28 @@ impl ClientInner {
             } else {
                 &core.release_slots
             };
-            let request = async { core.backend.release(&claim, core.rest(reservation)).await };
-            slots.run(core.op_timeout, request).await
+            let answered = || core.releases_answered.load(Ordering::Relaxed);
+            // The semaphores are never closed.
+            let _slot = match slots.try_acquire() {
+                Ok(slot) => Some(slot),
+                Err(_) => {
+                    let (began, before) = (core.clock.now(), answered());
+                    let slot = slots.acquire().await.ok();
+                    if answered() == before && core.clock.now() >= began + core.op_timeout {
+                        return Err(LockError::no_answer("release", core.op_timeout));
+                    }
+                    slot
+                }
+            };
+            let keep = match reservation {
+                Reservation::Until(until) => Some(until.since(core.clock.now())),
+                Reservation::None | Reservation::Requested => None,
+            };
+            let keep = keep.filter(|rest| !rest.is_zero());
+            let answer = call("release", core.op_timeout, core.backend.release(&claim, keep)).await;
+            core.releases_answered
+                .fetch_add(u64::from(answer.is_ok()), Ordering::Relaxed);
+            answer
         })
     }
 
@@ -90,7 +113,7 @@ impl ClientInner {
     }
 
     /// Starts the task of a name. What it can do without waiting is done before this returns if a request has begun: the caller waits for that.
-    pub(crate) fn start(self: &Arc<Self>, key: &Arc<str>, wake: Arc<Notify>, begun: Option<Begun>) {
+    pub(crate) fn start(self: &Arc<Self>, key: &Arc<str>, wake: Arc<Notify>, begun: Option<Step>) {
         let task = NameTask {
             core: Arc::clone(self),
             key: Arc::clone(key),
@@ -99,6 +122,8 @@ impl ClientInner {
             pause: FIRST_RETRY,
             outage: None,
             release_outage: None,
+            first: None,
+            timer: None,
         };
         let is_awaited = begun.is_some();
         let mut task = Box::pin(self.tasks.track_future(task.run(begun)));
@@ -111,25 +136,11 @@ impl ClientInner {
         }
     }
 
-    /// The clean-up of a claim that never became a guard.
-    pub(crate) fn clean_up(&self, claim: Claim, shared: Option<Lease>, counted: Option<Releasing>) -> Release {
-        self.stats.abandoned.add();
-        Release {
-            until: self.clock.now() + claim.ttl(),
-            claim,
-            reservation: Reservation::None,
-            shared,
-            reply: None,
-            is_clean_up: true,
-            kept: None,
-            _counted: counted.unwrap_or_else(|| self.releasing()),
-        }
-    }
-
-    async fn sleep_until(&self, until: Option<Stamp>) {
-        let Some(until) = until else {
+    /// Waits until then; for ever, if that is the end of time.
+    pub(crate) async fn sleep_until(&self, until: Stamp) {
+        if until == Stamp::MAX {
             return std::future::pending().await;
-        };
+        }
         loop {
             let left = until.since(self.clock.now());
             if left.is_zero() {
@@ -137,15 +148,6 @@ impl ClientInner {
             }
             time::sleep(left).await;
         }
-    }
-
-    /// What is left of a reservation that was made; `None` if that is nothing.
-    fn rest(&self, reservation: Reservation) -> Option<Duration> {
-        let Reservation::Until(until) = reservation else {
-            return None;
-        };
-        let rest = until.since(self.clock.now());
-        Some(rest).filter(|rest| !rest.is_zero())
     }
 }
 
@@ -158,32 +160,40 @@ struct NameTask {
     pause: Duration,
     outage: Option<Outage>,
     release_outage: Option<Outage>,
+    /// The serial of the request that began the task, while nothing looks at its time: most are granted by the first response.
+    first: Option<u64>,
+    timer: Option<AbortOnDropHandle<()>>,
 }
 
 impl NameTask {
-    async fn run(mut self, begun: Option<Begun>) {
-        match begun {
-            Some(Begun::Acquire(ask, request)) => self.ask(ask, request).await,
-            Some(Begun::Release(request)) => self.release(request).await,
-            None => {}
-        }
+    async fn run(mut self, begun: Option<Step>) {
+        let mut step = begun.unwrap_or_else(|| self.next());
         loop {
-            let core = Arc::clone(&self.core);
-            let clean_up = |claim, shared, counted| core.clean_up(claim, shared, counted);
-            match core.names.next(&self.key, clean_up) {
-                Step::Ask(ask) => {
-                    let request = core.acquire_request(&ask);
+            match step {
+                Step::Ask(ask, request) => {
+                    self.first = ask.first;
                     self.ask(ask, request).await;
                 }
-                Step::Release(claim, reservation) => {
-                    let is_retry = self.release_outage.is_some();
-                    self.release(core.release_request(claim, reservation, is_retry)).await;
-                }
-                Step::Hold => self.wait(Duration::MAX, || true).await,
+                Step::Release(request) => self.release(request).await,
                 Step::End => break,
             }
+            step = self.next();
         }
         self.has_ended = true;
+    }
+
+    fn next(&self) -> Step {
+        let core = &self.core;
+        match core.names.next(&self.key, core.clock.now(), &core.stats.abandoned) {
+            Next::Ask(ask) => {
+                let request = core.acquire_request(&ask);
+                Step::Ask(ask, request)
+            }
+            Next::Release(claim, reservation, is_retry) => {
+                Step::Release(core.release_request(claim, reservation, is_retry))
+            }
+            Next::End => Step::End,
+        }
     }
 
     /// Waits for the response to a request to acquire, and tells the waiters what came of it.
@@ -191,6 +201,7 @@ impl NameTask {
         let Some(answer) = self.response(&ask, request).await else {
             return;
         };
+        let now = self.core.clock.now();
         match self.core.heard(answer) {
             Ok(Attempt::Granted(grant)) => {
                 if let Err(error) = self.granted(&ask.claim, grant) {
@@ -198,19 +209,15 @@ impl NameTask {
                 }
             }
             Ok(Attempt::Busy(busy)) => {
-                self.responded();
-                let now = self.core.clock.now();
-                self.change(|name| name.busy(&busy, true, now));
+                self.outage.take().into_iter().for_each(Outage::end);
+                self.answer(|name| name.busy(&busy, true, now));
                 if !ask.has_been_over(now) && self.has_waiters() {
                     // It ended before its time; a pause keeps a backend that always does from spinning.
                     let soon = busy.retry_after.unwrap_or(self.pause);
                     self.pause(soon.clamp(FIRST_RETRY / 10, self.pause)).await;
                 }
             }
-            Err(error) => {
-                let is_over = ask.has_been_over(self.core.clock.now());
-                self.ask_failed(error, is_over).await;
-            }
+            Err(error) => self.ask_failed(error, ask.has_been_over(now)).await,
         }
     }
 
@@ -219,7 +226,6 @@ impl NameTask {
         let core = Arc::clone(&self.core);
         let sent = core.clock.now();
         let shortest = SHORTEST_RESPONSE.min(core.op_timeout);
-        let told = || ask.wait.as_ref().and_then(|wait| wait.told());
         let mut busy_since = None;
         loop {
             let deadline = ask.deadline();
@@ -231,44 +237,33 @@ impl NameTask {
                 // The backend ends its wait at the deadline by itself; it is only cut off if it does not.
                 Some(since) => deadline.map(|at| at.max(since) + shortest),
             };
-            tokio::select! {
+            let answer = tokio::select! {
                 biased;
-                answer = &mut request => {
-                    if let Some(busy) = told() {
-                        self.waits(&busy);
-                    }
-                    return Some(answer);
-                }
+                answer = &mut request => Some(answer),
                 () = self.wake.notified() => {
-                    if let Some(busy) = told() {
-                        self.waits(&busy);
-                        busy_since.get_or_insert(core.clock.now());
-                    }
-                    if let (Some(wait), Some(deadline)) = (&ask.wait, self.look(|name| name.last_deadline()).flatten()) {
-                        wait.put_off(deadline);
-                    }
+                    self.time_first();
+                    None
                 }
-                () = core.sleep_until([limit, self.next_expiry()].into_iter().flatten().min()) => {
-                    let now = core.clock.now();
-                    if limit.is_some_and(|limit| limit <= now) {
-                        let waited = now.since(sent);
-                        let limit = if busy_since.is_some() { waited } else { waited.min(core.op_timeout) };
-                        return Some(Err(LockError::no_answer("acquire", limit)));
-                    }
-                    self.expire(deadline);
+                () = core.sleep_until(limit.unwrap_or(Stamp::MAX)) => {
+                    let waited = core.clock.now().since(sent);
+                    let limit = if busy_since.is_some() { waited } else { waited.min(core.op_timeout) };
+                    return Some(Err(LockError::no_answer("acquire", limit)));
                 }
+            };
+            if let Some(busy) = ask.wait.as_ref().and_then(|wait| wait.told()) {
+                // The server has said busy, and the claim waits there.
+                let now = core.clock.now();
+                busy_since.get_or_insert(now);
+                self.outage.take().into_iter().for_each(Outage::end);
+                self.answer(|name| name.busy(&busy, false, now));
+            }
+            if answer.is_some() {
+                return answer;
             }
             if self.look(|name| name.is_wait_over()).unwrap_or(true) {
                 return None;
             }
         }
-    }
-
-    /// The server has said busy, and the claim waits there.
-    fn waits(&mut self, busy: &Busy) {
-        self.responded();
-        let now = self.core.clock.now();
-        self.change(|name| name.busy(busy, false, now));
     }
 
     /// Makes a guard of a grant for the first waiter. If there is none, the claim is to be released.
@@ -283,16 +278,10 @@ impl NameTask {
             self.look(|name| name.granted_in_vain(&grant.lease));
             return Err(error);
         }
-        let served = self.look(|name| name.granted(&grant, now)).flatten();
-        let Some(Served {
-            waiter: Some(waiter),
-            refused,
-            ..
-        }) = served
-        else {
+        let Some((waiter, refused)) = self.look(|name| name.granted(&grant, now)).flatten() else {
             return Ok(());
         };
-        self.responded();
+        self.outage.take().into_iter().for_each(Outage::end);
         self.pause = FIRST_RETRY;
         core.answer(refused);
         let held = Held::new(&core, grant, &self.key, &waiter.options, now);
@@ -303,7 +292,7 @@ impl NameTask {
 
     async fn ask_failed(&mut self, error: LockError, is_over: bool) {
         let now = self.core.clock.now();
-        self.change(|name| name.failed(&error, is_over, now));
+        self.answer(|name| name.failed(&error, is_over, now));
         if !error.may_pass() || !self.has_waiters() {
             return;
         }
@@ -319,17 +308,12 @@ impl NameTask {
 
     /// Waits for the response to a release, and tells the caller what came of it.
     async fn release(&mut self, request: Request<Released>) {
-        let sent = self.look(|name| name.last_serial()).unwrap_or_default();
-        let released = self.until(request, || false).await;
-        match released.map(|released| self.core.heard(released)) {
-            Some(Ok(released)) => self.released(released).await,
-            Some(Err(error)) => self.release_failed(error, sent).await,
-            None => {}
-        }
-    }
-
-    async fn released(&mut self, outcome: Released) {
         let core = Arc::clone(&self.core);
+        let sent = self.look(|name| name.last_serial()).unwrap_or_default();
+        let outcome = match core.heard(request.await) {
+            Ok(outcome) => outcome,
+            Err(error) => return self.release_failed(error, sent).await,
+        };
         let Some(release) = self.look(|name| name.released(true)).flatten() else {
             return;
         };
@@ -339,8 +323,7 @@ impl NameTask {
         let now = core.clock.now();
         if !core.capabilities.fair && self.look(|name| name.yields(now, TENURE)) == Some(true) {
             // Others poll for this lock, and would always come too late.
-            let pause = core.capabilities.give_way;
-            self.wait(pause, || !self.has_waiters()).await;
+            self.wait(core.capabilities.give_way, || !self.has_waiters()).await;
         }
     }
 
@@ -349,15 +332,17 @@ impl NameTask {
         let core = Arc::clone(&self.core);
         let now = core.clock.now();
         core.stats.release_errors.add();
-        self.change(|name| name.fail_waits(&error, sent, now));
+        self.answer(|name| name.fail_waits(&error, sent, now));
         let failed = self.look(|name| {
             let release = name.releasing()?;
-            Some((release.reply.take(), release.kept.take(), release.is_over(now)))
+            release.has_failed = true;
+            let told = std::mem::take(&mut release.told);
+            Some((release.reply.take(), told, release.is_over(now)))
         });
-        let Some((reply, kept, is_over)) = failed.flatten() else {
+        let Some((reply, told, is_over)) = failed.flatten() else {
             return;
         };
-        drop(kept);
+        drop(told);
         self.release_outage
             .get_or_insert_with(|| core.release_outages.begin(&error));
         if let Some(reply) = reply {
@@ -377,31 +362,23 @@ impl NameTask {
     }
 
     fn look<T>(&self, look: impl FnOnce(&mut Name) -> T) -> Option<T> {
-        self.core.names.with(&self.key, look)
+        self.core.names.change(&self.key, look)
     }
 
     /// Changes the name, and answers the waiters whose requests end by that.
-    fn change(&self, change: impl FnOnce(&mut Name) -> Answers) {
-        let answers = self.core.names.with(&self.key, change);
-        self.core.answer(answers.unwrap_or_default());
+    fn answer(&mut self, change: impl FnOnce(&mut Name) -> Answers) {
+        self.core.answer(self.look(change).unwrap_or_default());
+        self.time_first();
+    }
+
+    fn time_first(&mut self) {
+        if let Some(serial) = self.first.take() {
+            self.timer = self.core.end_in_time(&self.key, serial);
+        }
     }
 
     fn has_waiters(&self) -> bool {
         self.look(|name| name.has_waiters()) == Some(true)
-    }
-
-    fn next_expiry(&self) -> Option<Stamp> {
-        self.look(|name| name.next_expiry())?
-    }
-
-    /// Ends the requests whose time is over. The response to a request that waits until `asked_until` decides about those that wait for as long.
-    fn expire(&self, asked_until: Option<Stamp>) {
-        let now = self.core.clock.now();
-        self.change(|name| name.expire(now, asked_until, &self.core));
-    }
-
-    fn responded(&mut self) {
-        self.outage.take().into_iter().for_each(Outage::end);
     }
 
     /// Waits about that long before a request to acquire is repeated.
@@ -413,22 +390,15 @@ impl NameTask {
 
     /// Waits that long, or until `is_over` at a wake-up.
     async fn wait(&self, length: Duration, is_over: impl Fn() -> bool) {
-        self.until(time::sleep(length), is_over).await;
-    }
-
-    /// Waits for `event`, or until `is_over` at a wake-up. Ends the requests whose time is over meanwhile.
-    async fn until<T>(&self, event: impl Future<Output = T>, is_over: impl Fn() -> bool) -> Option<T> {
-        let mut event = pin!(event);
+        let mut pause = pin!(time::sleep(length));
         loop {
-            let expiry = self.next_expiry();
             tokio::select! {
                 biased;
-                done = &mut event => return Some(done),
+                () = &mut pause => return,
                 () = self.wake.notified() => {}
-                () = self.core.sleep_until(expiry) => self.expire(None),
             }
             if is_over() {
-                return None;
+                return;
             }
         }
     }

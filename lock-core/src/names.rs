@@ -1,48 +1,49 @@
 //! What this client does with each name: the waiters, and the claim that is at the server.
 //!
-//! **Invariant.** For each key (the name, or a key of its own for a claim that others may hold beside) at most one claim of this client is at the server, be it asking, waiting, held or being released. A
-//! claim follows another one only when the release of the first is confirmed, or when its lease must have ended at the server.
+//! **Invariant.** For each key (the name, or a key of its own for a claim that others may hold beside) at most one claim of this client is at
+//! the server, be it asking, waiting, held or being released. A claim follows another one only when the release of the first is confirmed, or
+//! when its lease must have ended at the server.
 //!
 //! Claims that others may hold beside have a key each, and so no queue here: the server puts them into their order.
 //!
 //! The state of a name is changed here, under one mutex. The [task](crate::name_task) of the name sends the requests. It exists while there
-//! is something to do: a name that is held has none, unless the time of a waiter ends by itself.
+//! is something to send: a name that is held has none.
 
 mod name;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use crate::acquire_options::AcquireOptions;
 use crate::held::Held;
 use crate::owner::Owners;
-use crate::release::{Release, Releasing, Reservation};
+use crate::process::{ExitDelay, Process};
+use crate::queue::{Answers, Waiter};
+use crate::release::{Release, Releases, Releasing, Reservation};
 use crate::stats::{Counter, Gauge};
 use crate::wait::SharedWait;
-use crate::waiters::{Answers, GRACE, Waiter};
-use crate::{Claim, FencingToken, Lease, LockError, LockName, Stamp};
-use name::KnownHolder;
-pub(crate) use name::{Ask, Name, Served};
-
-/// A request whose time ends that soon is not repeated.
-pub(crate) const TOO_LATE: Duration = Duration::from_millis(50);
+use crate::{Claim, FencingToken, Grant, LockError, LockName, Stamp};
+pub(crate) use name::{Ask, Name};
+use name::{AtServer, KnownHolder};
 
 /// All names that a client uses at the moment.
 pub(crate) struct Names {
     state: Mutex<State>,
-    /// Longest time of one request.
-    op_timeout: Duration,
-    /// Every claim asks for tokens for later holders.
-    lingers: bool,
+    /// How long a claim is kept without a guard.
+    linger: Duration,
     owners: Owners,
     /// Callers of a drain, while which nothing is kept.
     draining: Arc<Counter>,
+    process: Arc<Process>,
+    releasing: Arc<Counter>,
+    releases: Releases,
 }
 
 #[derive(Default)]
@@ -55,58 +56,108 @@ struct State {
     sharing: HashMap<Arc<str>, usize, RandomState>,
 }
 
+/// How a request begins.
+pub(crate) enum Begin {
+    /// The client uses the name for nothing else. The request is sent without a waiter so far.
+    Ask(u64, Ask, Arc<Notify>),
+    /// It gets the claim that is kept, with the next token of its block.
+    Kept(Arc<Held>, FencingToken, Answers),
+    Wait,
+}
+
 /// A request that waits.
 pub(crate) struct Queued {
     pub(crate) serial: u64,
+    /// Whether its time is to be looked at.
+    pub(crate) expires: bool,
     /// The task of the name, if it is to be started.
     pub(crate) task: Option<Arc<Notify>>,
-    /// What the client keeps for the name: it is to be let go, and the task to be woken after that.
-    pub(crate) kept: Option<Arc<Held>>,
+    pub(crate) unkept: Option<Arc<Held>>,
+}
+
+/// What becomes of a claim whose guard has ended.
+pub(crate) enum Ended {
+    /// The first waiter gets it, without a request.
+    Next(Release, Box<Waiter>, FencingToken, Answers),
+    Kept(Release),
+    /// It is released. With the task of the name, if it is to be started.
+    Releasing(Option<Arc<Notify>>),
 }
 
 /// What the task of a name does next.
-pub(crate) enum Step {
+pub(crate) enum Next {
     Ask(Ask),
-    Release(Claim, Reservation),
-    /// Nothing, until a guard is released or a wait ends.
-    Hold,
+    Release(Claim, Reservation, bool),
     End,
 }
 
-/// The first request for a name, which begins in the task of its caller.
-pub(crate) struct First {
-    pub(crate) serial: u64,
-    pub(crate) ask: Ask,
-    pub(crate) task: Arc<Notify>,
-}
+/// A claim that is kept no more: its hold, and the task of its name, if it is to be started.
+pub(crate) type Unkept = (Arc<Held>, Option<Arc<Notify>>);
 
 impl Names {
-    pub(crate) fn new(op_timeout: Duration, lingers: bool) -> Self {
+    pub(crate) fn new(linger: Duration, process: &Arc<Process>, releasing: &Arc<Counter>) -> Self {
         Self {
             state: Mutex::default(),
-            op_timeout,
-            lingers,
+            linger,
             owners: Owners::default(),
             draining: Arc::default(),
+            process: Arc::clone(process),
+            releasing: Arc::clone(releasing),
+            releases: Releases::default(),
         }
     }
 
-    /// Counts a request that waits for a name to share it, for as long as the result lives.
+    /// Whether claims are kept without a guard.
+    pub(crate) fn lingers(&self) -> bool {
+        !self.linger.is_zero()
+    }
+
+    /// Counts a release as under way for as long as the result lives.
+    pub(crate) fn releasing(&self) -> Releasing {
+        Releasing {
+            _counted: self.releasing.hold(),
+            _drained: self.releases.begin(),
+            _exit: ExitDelay::of(&self.process),
+        }
+    }
+
+    /// Waits for the releases that are under way.
+    pub(crate) async fn drain(&self) {
+        self.releases.drain().await;
+    }
+
+    /// Counts a request that waits for a name to share it, for as long as the result lives. Nothing is kept of that name meanwhile.
     pub(crate) fn sharing<'a>(&'a self, name: &Arc<str>) -> impl Drop + use<'a> {
         struct Sharing<'a>(&'a Names, Arc<str>);
         impl Drop for Sharing<'_> {
             fn drop(&mut self) {
                 let mut state = self.0.lock();
-                if let Some(count) = state.sharing.get_mut(&self.1) {
-                    *count -= 1;
-                    if *count == 0 {
-                        state.sharing.remove(&self.1);
+                if let Entry::Occupied(mut count) = state.sharing.entry(Arc::clone(&self.1)) {
+                    *count.get_mut() -= 1;
+                    if *count.get() == 0 {
+                        count.remove();
                     }
                 }
             }
         }
         *self.lock().sharing.entry(Arc::clone(name)).or_default() += 1;
         Sharing(self, Arc::clone(name))
+    }
+
+    /// Has a claim that is kept released. The second result ends at the first response to a release that is under way.
+    pub(crate) fn vacated(&self, key: &str, now: Stamp) -> (Option<Unkept>, Option<oneshot::Receiver<()>>) {
+        let vacated = self.change(key, |name| {
+            let unkept = name.unkeep(|| self.releasing(), now);
+            let unkept = unkept.map(|held| (held, name.wake()));
+            let release = name.releasing().filter(|release| !release.has_failed);
+            let response = release.map(|release| {
+                let (tell, told) = oneshot::channel();
+                release.told.push(tell);
+                told
+            });
+            (unkept, response)
+        });
+        vacated.unwrap_or_default()
     }
 
     /// A key that no other claim has.
@@ -118,21 +169,21 @@ impl Names {
     }
 
     /// The claim of a name goes on under another key. Returns the task of the name if it is to be started.
-    pub(crate) fn vacate(&self, key: &str, to: &Arc<str>) -> Option<Arc<Notify>> {
+    pub(crate) fn rename(&self, key: &str, to: &Arc<str>) -> Option<Arc<Notify>> {
         let mut state = self.lock();
-        state.names.entry(Arc::clone(to)).or_default().is_held = true;
         let name = state.names.get_mut(key)?;
-        name.is_held = false;
         name.holder = None;
-        if name.task.is_none() && name.front().is_none() {
-            state.names.remove(key);
-            return None;
-        }
-        name.wake()
+        let held = mem::take(&mut name.at_server);
+        let task = match name.task.is_some() || name.has_waiters() {
+            true => name.wake(),
+            false => state.names.remove(key).and(None),
+        };
+        state.names.entry(Arc::clone(to)).or_default().at_server = held;
+        task
     }
 
-    /// Begins the first request for a name of which nothing is known, without a waiter so far.
-    pub(crate) fn begin(&self, key: &Arc<str>, name: &LockName, options: &AcquireOptions, now: Stamp) -> Option<First> {
+    /// Begins a request.
+    pub(crate) fn begin(&self, key: &Arc<str>, name: &LockName, options: &AcquireOptions, now: Stamp) -> Begin {
         let mut state = self.lock();
         let State {
             names,
@@ -141,28 +192,53 @@ impl Names {
             ..
         } = &mut *state
         else {
-            return None;
+            return Begin::Wait;
         };
-        let Entry::Vacant(entry) = names.entry(Arc::clone(key)) else {
-            return None;
-        };
-        *last_serial += 1;
-        let claim = options.claim(self.owners.next(), name.clone(), self.lingers);
-        let task = Arc::new(Notify::new());
-        entry.insert(Box::new(Name::begun(claim.clone(), &task)));
-        let deadline = options.wait.map_or(Stamp::MAX, |limit| now + limit);
-        let wait = options.waits().then(|| SharedWait::new(deadline, &task));
-        Some(First {
-            serial: *last_serial,
-            ask: Ask { claim, wait },
-            task,
-        })
+        match names.entry(Arc::clone(key)) {
+            Entry::Vacant(entry) => {
+                *last_serial += 1;
+                let claim = options.claim(self.owners.next(), name.clone(), self.lingers());
+                let task = Arc::new(Notify::new());
+                let deadline = options.wait.map_or(Stamp::MAX, |limit| now + limit);
+                let wait = options.waits().then(|| SharedWait::new(deadline, &task));
+                let (name, ask) = Name::begun(*last_serial, claim, wait, &task);
+                entry.insert(Box::new(name));
+                Begin::Ask(*last_serial, ask, task)
+            }
+            Entry::Occupied(mut entry) => {
+                let name = entry.get_mut();
+                let AtServer::Kept(kept) = &name.at_server else {
+                    return Begin::Wait;
+                };
+                let kept = Arc::clone(kept);
+                let fits = options.is_served_by(&kept.grant.claim);
+                let Some(token) = kept.next_token(now).filter(|_| fits) else {
+                    return Begin::Wait;
+                };
+                *last_serial += 1;
+                let refused = name.hold(*last_serial, &kept.grant.claim, token, now);
+                Begin::Kept(kept, token, refused)
+            }
+        }
+    }
+
+    /// The claim is granted to the request that has begun first.
+    pub(crate) fn granted_at_once(&self, key: &str, grant: &Grant, serial: u64, now: Stamp) -> Answers {
+        let granted = self.change(key, |name| {
+            name.task = None;
+            name.hold(serial, &grant.claim, grant.first_token(), now)
+        });
+        granted.unwrap_or_default()
     }
 
     /// Puts a request into the queue, or answers it at once. One that has begun has its serial, and comes first.
-    pub(crate) fn enter(&self, key: &Arc<str>, mut waiter: Waiter, begun: Option<u64>) -> Result<Queued, LockError> {
-        // Dropped without the mutex.
-        let _abandoned;
+    pub(crate) fn enter(
+        &self,
+        key: &Arc<str>,
+        mut waiter: Waiter,
+        begun: Option<u64>,
+        now: Stamp,
+    ) -> Result<Queued, LockError> {
         let mut state = self.lock();
         if state.closed {
             return Err(LockError::closed());
@@ -175,50 +251,75 @@ impl Names {
             let busy = name.holder.as_ref().map(KnownHolder::busy).unwrap_or_default();
             return Err(waiter.timed_out(waiter.started, &busy));
         }
+        waiter.serial = serial;
+        waiter.set_expiry(is_busy);
+        // The task of the name sees to that of the request which has begun.
+        let expires = waiter.expiry.is_some() && begun.is_none();
         let queue = name.queue.get_or_insert_default();
         if is_busy {
             queue.busy_up_to = serial;
         }
-        let first_response = (!is_busy).then(|| waiter.started + self.op_timeout + GRACE);
-        waiter.expiry = waiter.deadline.filter(|_| !waiter.is_impatient).or(first_response);
-        waiter.serial = serial;
-        // Behind a holder of this client only the end of its own time concerns the task.
-        let needs_task = !name.is_held || waiter.expiry.is_some() && name.kept.is_none();
         queue.push(Box::new(waiter));
-        _abandoned = name.wanted_again();
-        let (task, kept) = (needs_task.then(|| name.wake()).flatten(), name.kept.clone());
-        Ok(Queued { serial, task, kept })
+        name.put_off();
+        // One that was just kept: another task has taken its place since this request began.
+        let unkept = name.unkeep(|| self.releasing(), now);
+        let is_held = matches!(name.at_server, AtServer::Held { .. });
+        let task = if is_held { None } else { name.wake() };
+        let counted = self.count(name);
+        drop(state);
+        drop(counted);
+        Ok(Queued {
+            serial,
+            expires,
+            task,
+            unkept,
+        })
     }
 
-    /// Takes out a request whose caller has gone away. `count` counts the clean-up of what the server may do for it.
-    pub(crate) fn leave(&self, key: &str, serial: u64, count: impl FnOnce() -> Releasing) -> Option<Box<Waiter>> {
-        // Dropped without the mutex.
-        let _abandoned;
-        let mut state = self.lock();
-        let name = state.names.get_mut(key)?;
-        let Some(waiter) = name.queue.as_mut().and_then(|queue| queue.remove(serial)) else {
-            name.is_undelivered |= name.served == serial;
-            return None;
-        };
-        name.count_abandoned(count);
-        _abandoned = name.wanted_again();
-        if let Some(task) = &name.task {
-            task.notify_one();
-        }
-        Some(waiter)
+    /// Takes out a request whose caller has gone away.
+    pub(crate) fn leave(&self, key: &str, serial: u64) -> Option<Box<Waiter>> {
+        self.change(key, |name| {
+            let waiter = name.queue.as_mut().and_then(|queue| queue.remove(serial));
+            if let AtServer::Held {
+                serial: served,
+                is_undelivered,
+            } = &mut name.at_server
+            {
+                *is_undelivered |= *served == serial;
+            }
+            if let Some(task) = &name.task {
+                task.notify_one();
+            }
+            waiter
+        })?
+    }
+
+    /// Ends a request whose time is over, or returns when it is looked at again.
+    pub(crate) fn expire(&self, key: &str, serial: u64, now: Stamp) -> Result<Option<Stamp>, (Box<Waiter>, LockError)> {
+        let expired = self.change(key, |name| {
+            let expired = name.expire(serial, now);
+            if let Some(task) = &name.task {
+                task.notify_one();
+            }
+            expired
+        });
+        expired.unwrap_or(Ok(None))
     }
 
     /// Ends all requests, and accepts no more.
     pub(crate) fn close(&self) -> Answers {
+        let mut counted = Vec::new();
+        let mut answers = Answers::new();
         let mut state = self.lock();
         state.closed = true;
-        let mut answers = Answers::new();
         for name in state.names.values_mut() {
             answers.extend(name.refuse_all(&LockError::closed()));
+            counted.extend(self.count(name));
             if let Some(task) = &name.task {
                 task.notify_one();
             }
         }
+        drop(state);
         answers
     }
 
@@ -226,12 +327,35 @@ impl Names {
         self.lock().closed
     }
 
-    /// A guard has ended: its claim is to be released. Returns the task if it is to be started.
+    /// Decides what becomes of the claim of a guard that has ended.
+    pub(crate) fn ended(&self, held: &Arc<Held>, release: Release, now: Stamp) -> Ended {
+        let mut state = self.lock();
+        let State {
+            names, closed, sharing, ..
+        } = &mut *state;
+        let name = names.entry(Arc::clone(&held.key)).or_default();
+        if !*closed {
+            let claim = &held.grant.claim;
+            if let Some(token) = held.next_token(now)
+                && let Some((waiter, refused)) = name.serve(claim, token, now)
+            {
+                return Ended::Next(release, waiter, token, refused);
+            }
+            let may_keep = self.draining.get() == 0 && !name.has_waiters() && !sharing.contains_key(&held.key);
+            if may_keep && held.keep(self.linger, now) {
+                name.at_server = AtServer::Kept(Arc::clone(held));
+                return Ended::Kept(release);
+            }
+        }
+        name.at_server = AtServer::Releasing(Box::new(release));
+        Ended::Releasing(name.wake())
+    }
+
+    /// Has a claim released that no guard has. Returns the task if it is to be started.
     pub(crate) fn release(&self, key: &Arc<str>, release: Release) -> Option<Arc<Notify>> {
         let mut state = self.lock();
         let name = state.names.entry(Arc::clone(key)).or_default();
-        name.is_held = false;
-        name.releasing = Some(Box::new(release));
+        name.at_server = AtServer::Releasing(Box::new(release));
         name.wake()
     }
 
@@ -248,96 +372,74 @@ impl Names {
         name.released(true)
     }
 
-    /// The guard with `claim` has ended: takes out the first waiter, which gets the same claim with `token`. `None` if the claim is to be
-    /// released.
-    pub(crate) fn hand_on(&self, key: &str, claim: &Claim, token: FencingToken, now: Stamp) -> Option<Served> {
+    /// Has claims released that are kept: that of one hold, or all of them.
+    pub(crate) fn unkeep(&self, hold: Option<&Held>, now: Stamp) -> Vec<Unkept> {
+        let unkeep = |name: &mut Name| Some((name.unkeep(|| self.releasing(), now)?, name.wake()));
         let mut state = self.lock();
-        if state.closed {
-            return None;
-        }
-        let name = state.names.get_mut(key)?;
-        // Those are refused that came while the client was about to release what it kept.
-        let served = name.serve(claim, token, now)?;
-        if name.front().is_none()
-            && let Some(task) = &name.task
-        {
-            task.notify_one();
-        }
-        Some(served)
-    }
-
-    /// Keeps a claim while no guard has it. Refused if a waiter has come, if the hold has ended, or if the client is to keep nothing.
-    pub(crate) fn keep(&self, key: &str, idle: &Arc<Held>) -> bool {
-        let mut state = self.lock();
-        let may_keep =
-            !state.closed && self.draining.get() == 0 && !idle.has_ended() && !state.sharing.contains_key(key);
-        match state.names.get_mut(key) {
-            Some(name) if may_keep && name.is_held && name.front().is_none() => {
-                name.kept = Some(Arc::clone(idle));
-                true
+        match hold {
+            None => state.names.values_mut().filter_map(|name| unkeep(name)).collect(),
+            Some(hold) => {
+                let name = state.names.get_mut(&hold.key);
+                let name =
+                    name.filter(|name| matches!(&name.at_server, AtServer::Kept(kept) if std::ptr::eq(&**kept, hold)));
+                name.and_then(|name| unkeep(name)).into_iter().collect()
             }
-            _ => false,
         }
     }
 
-    /// Looks at a name that the client uses, or changes it. What `look` takes out is to be returned, so that it is dropped without the mutex.
-    pub(crate) fn with<T>(&self, key: &str, look: impl FnOnce(&mut Name) -> T) -> Option<T> {
-        self.lock().names.get_mut(key).map(|name| look(name))
+    /// Nothing is kept until the result is dropped.
+    pub(crate) fn keep_none(&self) -> Gauge {
+        self.draining.hold()
     }
 
-    /// The claim that is kept for a name. It counts as kept until it is released or has a guard again.
-    pub(crate) fn kept(&self, key: &str) -> Option<Arc<Held>> {
-        self.with(key, |name| name.kept.clone())?
+    /// Looks at a name that the client uses, or changes it. What `change` takes out is to be returned, so that it is dropped without the mutex.
+    pub(crate) fn change<T>(&self, key: &str, change: impl FnOnce(&mut Name) -> T) -> Option<T> {
+        let mut state = self.lock();
+        let name = state.names.get_mut(key)?;
+        let changed = change(name);
+        let counted = self.count(name);
+        drop(state);
+        drop(counted);
+        Some(changed)
     }
 
-    /// All claims that are kept. None is until the result is dropped.
-    pub(crate) fn keep_none(&self) -> (Vec<Arc<Held>>, Gauge) {
-        let draining = self.draining.hold();
-        let state = self.lock();
-        let kept = state.names.values().filter_map(|name| name.kept.clone());
-        (kept.collect(), draining)
+    /// Counts the clean-up of a claim that no waiter wants any more. Returns what has counted one that a waiter wants again.
+    fn count(&self, name: &mut Name) -> Option<Box<Releasing>> {
+        if !name.is_abandoned() {
+            return name.abandoned.take();
+        }
+        name.abandoned.get_or_insert_with(|| Box::new(self.releasing()));
+        None
     }
 
     /// Forgets a name whose task cannot run any more.
     pub(crate) fn give_up(&self, key: &str, error: &LockError) -> Answers {
-        let mut state = self.lock();
-        let name = state.names.remove(key);
-        drop(state);
+        let name = self.lock().names.remove(key);
         name.map(|mut name| name.refuse_all(error)).unwrap_or_default()
     }
 
-    /// Decides what the task of a name does next. `clean_up` makes the release of a claim that has no use any more.
-    pub(crate) fn next(
-        &self,
-        key: &str,
-        clean_up: impl FnOnce(Claim, Option<Lease>, Option<Releasing>) -> Release,
-    ) -> Step {
+    /// Decides what the task of a name does next. `abandoned` counts the claims that are released as no waiter wants them.
+    pub(crate) fn next(&self, key: &str, now: Stamp, abandoned: &Counter) -> Next {
         let mut state = self.lock();
         let Some(name) = state.names.get_mut(key) else {
-            return Step::End;
+            return Next::End;
         };
-        name.queue.take_if(|queue| queue.is_empty());
-        if let Some(release) = &name.releasing {
-            return Step::Release(release.claim.clone(), release.reservation);
-        }
-        if name.is_held {
-            if name.next_expiry().is_some() {
-                return Step::Hold;
-            }
+        name.queue.take_if(|queue| queue.len() == 0);
+        if let AtServer::Held { .. } | AtServer::Kept(_) = name.at_server {
             name.task = None;
-            return Step::End;
+            return Next::End;
         }
-        let unwanted = name.asking.take_if(|asking| !asking.serves(name.queue.as_deref()));
-        if let Some(asking) = unwanted.filter(|asking| asking.sent > 0) {
-            let release = clean_up(asking.claim.clone(), asking.shared, asking.abandoned);
-            name.releasing = Some(Box::new(release));
-            return Step::Release(asking.claim, Reservation::None);
+        if name.give_up_unwanted(|| self.releasing(), now) {
+            abandoned.add();
         }
-        match name.ask(&self.owners, self.lingers) {
-            Some(ask) => Step::Ask(ask),
+        if let Some(release) = name.releasing() {
+            return Next::Release(release.claim.clone(), release.reservation, release.has_failed);
+        }
+        match name.ask(&self.owners, self.lingers()) {
+            Some(ask) => Next::Ask(ask),
             None => {
                 state.names.remove(key);
-                Step::End
+                Next::End
             }
         }
     }

@@ -120,12 +120,20 @@ async fn watch(watching: Watching, mut revocations: broadcast::Receiver<Serial>)
         let now = core.clock.now();
         let mut found = core.watchdog.look(now);
         if let Some(serial) = revoked.take() {
-            found.ended.extend(core.watchdog.revoked(serial));
+            let holds = core.watchdog.holds(serial);
+            found.ended.extend(holds.into_iter().filter(|held| held.is_revoked()));
         }
         for lease in found.to_renew {
             core.spawn_renewal(lease);
         }
         for held in found.ended {
+            if held.has_ended() {
+                core.names
+                    .unkeep(Some(&held), now)
+                    .into_iter()
+                    .for_each(ClientInner::unkept);
+                continue;
+            }
             match held.lost(now) {
                 Some(reason) => drop(held.let_go(reason, None)),
                 // Renewed at the last moment.
@@ -152,7 +160,7 @@ impl Drop for Watching {
     fn drop(&mut self) {
         let Some(core) = self.0.upgrade() else { return };
         core.watchdog.is_running.store(false, Ordering::SeqCst);
-        for held in core.watchdog.everything() {
+        for held in core.watchdog.holds(None) {
             held.let_go(LossReason::RuntimeEnded, None);
         }
     }

@@ -73,23 +73,31 @@ impl State {
         }
     }
 
+    /// Whether that hold is watched, and not the next one of the same grant.
+    fn is_there(&self, held: &Held) -> bool {
+        let there = self.holds.get(&held.own.serial());
+        there.is_some_and(|there| std::ptr::eq(&**there, held))
+    }
+
     fn remove(&mut self, held: &Held) {
         let serial = held.own.serial();
-        // The next hold of the same grant may be there, with the same end.
-        let next = self.holds.get(&serial).filter(|there| !std::ptr::eq(&***there, held));
-        let end = held
-            .limit()
-            .filter(|at| next.is_none_or(|next| next.limit() != Some(*at)));
-        if let Some(at) = end {
-            self.schedule.remove(&(at, serial));
-        }
-        if next.is_none() && self.holds.remove(&serial).is_some() && self.holds_of(serial.0).next().is_none() {
+        if self.is_there(held) && self.holds.remove(&serial).is_some() && !self.has_holds(serial.0) {
             self.set_renewal(serial.0, None);
+        }
+    }
+
+    fn unschedule(&mut self, held: &Held) {
+        for at in held.limits().into_iter().flatten() {
+            self.schedule.remove(&(at, held.own.serial()));
         }
     }
 
     fn holds_of(&self, lease: u64) -> Range<'_, Serial, Arc<Held>> {
         self.holds.range((lease, 0)..=(lease, u64::MAX))
+    }
+
+    fn has_holds(&self, lease: u64) -> bool {
+        self.holds_of(lease).next().is_some()
     }
 
     fn set_renewal(&mut self, lease: u64, at: Option<Stamp>) {
@@ -122,10 +130,12 @@ impl State {
         found.to_renew.extend(renewed.filter(|lease| lease.is_valid(now)));
     }
 
-    /// Whether the task is to be woken for what is due first.
-    fn is_sooner(&self) -> bool {
+    /// Has the task look in time for what is due first.
+    fn wake_for_first(&self, task: &Notify) {
         let first = self.schedule.first();
-        first.is_some_and(|(at, _)| self.next_look.is_none_or(|look| *at < look))
+        if first.is_some_and(|(at, _)| self.next_look.is_none_or(|look| *at < look)) {
+            task.notify_one();
+        }
     }
 }
 
@@ -133,40 +143,47 @@ impl Watchdog {
     /// Starts to watch a hold, and with it its lease, in the place of another hold. What is due of a lease that both have stays.
     pub(crate) fn watch(&self, held: &Arc<Held>, instead_of: Option<&Held>) {
         let mut state = self.lock();
+        if let Some(ended) = instead_of {
+            state.unschedule(ended);
+        }
         state.insert(held);
         if let Some(ended) = instead_of {
             state.remove(ended);
         }
-        let is_sooner = state.is_sooner();
+        state.wake_for_first(&self.wake);
         drop(state);
         if held.own.reason().is_some() {
             held.own.tell();
         }
-        if is_sooner {
-            self.wake.notify_one();
+    }
+
+    /// Watches a hold, which has ended, until its claim is kept no more.
+    pub(crate) fn keep(&self, held: &Arc<Held>) {
+        let mut state = self.lock();
+        // The claim may have gone to another hold by now.
+        if state.is_there(held) {
+            state.unschedule(held);
+            state.insert(held);
+            state.wake_for_first(&self.wake);
         }
     }
 
     /// Stops watching a hold. A lease without holds is not renewed any more.
     pub(crate) fn forget(&self, held: &Held) {
-        self.lock().remove(held);
+        let mut state = self.lock();
+        state.unschedule(held);
+        state.remove(held);
     }
 
-    /// Everything that is held.
-    pub(crate) fn everything(&self) -> Vec<Arc<Held>> {
-        self.lock().holds.values().cloned().collect()
-    }
-
-    /// What has been revoked: the hold of a grant, those of a lease, or of all that are held.
-    pub(crate) fn revoked(&self, serial: Option<Serial>) -> Vec<Arc<Held>> {
+    /// The hold of a grant, those of a lease, or all.
+    pub(crate) fn holds(&self, serial: Option<Serial>) -> Vec<Arc<Held>> {
         let state = self.lock();
         let holds = match serial {
             None => state.holds.range(..),
             Some((lease, 0)) => state.holds_of(lease),
             Some(grant) => state.holds.range(grant..=grant),
         };
-        let holds = holds.map(|(_, held)| held);
-        holds.filter(|held| held.own.reason().is_some()).cloned().collect()
+        holds.map(|(_, held)| Arc::clone(held)).collect()
     }
 
     /// Takes what is due, and says when to look again; never, for `None`.
@@ -187,7 +204,7 @@ impl Watchdog {
 
     /// Whether the lease has holds.
     pub(crate) fn watches(&self, lease: &Lease) -> bool {
-        self.lock().holds_of(lease.serial()).next().is_some()
+        self.lock().has_holds(lease.serial())
     }
 
     /// A renewal that was sent at `sent` succeeded.
@@ -198,12 +215,9 @@ impl Watchdog {
     /// The lease is to be renewed at `due`, or is lost by then.
     pub(crate) fn due(&self, lease: &Lease, due: Stamp) {
         let mut state = self.lock();
-        if state.holds_of(lease.serial()).next().is_none() {
-            return;
-        }
-        state.set_renewal(lease.serial(), Some(due.min(lease.deadline())));
-        if state.is_sooner() {
-            self.wake.notify_one();
+        if state.has_holds(lease.serial()) {
+            state.set_renewal(lease.serial(), Some(due.min(lease.deadline())));
+            state.wake_for_first(&self.wake);
         }
     }
 
