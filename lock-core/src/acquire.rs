@@ -12,9 +12,10 @@ use crate::acquire_options::AcquireOptions;
 use crate::client::ClientInner;
 use crate::guard::LockGuard;
 use crate::held::Held;
-use crate::name_task::{Request, Step};
-use crate::names::{Ask, Begin, Ended, Unkept};
-use crate::queue::{Answers, Waiter};
+use crate::name_state::{Ask, Unkept};
+use crate::name_task::Begun;
+use crate::names::{Begin, Ended};
+use crate::queue::{Answer, Waiter};
 use crate::release::Release;
 use crate::{Attempt, Claim, FencingToken, LockError, LockName, Mode, Options, Released, Stamp};
 
@@ -33,7 +34,7 @@ impl ClientInner {
         if options.mode != Mode::Exclusive {
             // It is not to be refused for a claim that this client keeps.
             _sharing = Some(self.names.sharing(&key));
-            let (unkept, response) = self.names.vacated(&key, self.clock.now());
+            let (unkept, response) = self.names.vacate(&key, self.clock.now());
             unkept.into_iter().for_each(Self::unkept);
             if let Some(response) = response {
                 let _ = response.await;
@@ -42,14 +43,14 @@ impl ClientInner {
         }
         let (now, starting) = (self.clock.now(), self.about_to_start());
         let begun = match self.names.begin(&key, name, options, now) {
-            Begin::Kept(kept, token, refused) => {
-                self.answer(refused);
-                let held = self.hand_over(&kept, token, options, now);
-                return self.guard(held, Duration::ZERO, &span);
+            Begin::Held(next, kept) => {
+                self.stats.handed_over.add();
+                self.watch(&next, Some(&kept));
+                return self.guard(next, Duration::ZERO, &span);
             }
-            Begin::Ask(serial, ask, task) => match self.acquire_at_once(&key, serial, &ask, options) {
+            Begin::First(serial, ask, task) => match self.acquire_at_once(&key, serial, ask, options) {
                 Ok(held) => return self.guard(held, Duration::ZERO, &span),
-                Err(request) => Some((serial, task, Step::Ask(ask, request))),
+                Err(begun) => Some((serial, task, begun)),
             },
             Begin::Wait => None,
         };
@@ -68,30 +69,32 @@ impl ClientInner {
             waiting,
         };
         let serial = begun.as_ref().map(|(serial, ..)| *serial);
-        let queued = self.names.enter(&key, waiter, serial, now);
-        if let Some((_, task, step)) = begun {
-            self.start(&key, task, Some(step));
+        let entered = self.names.enter(&key, waiter, serial, now);
+        let is_timed = begun.is_none();
+        if let Some((_, task, begun)) = begun {
+            self.start(&key, task, Some(begun));
         }
-        let queued = queued.inspect_err(|error| self.count(Err(error)))?;
-        if let Some(held) = queued.unkept {
+        let (serial, task, unkept) = entered.inspect_err(|error| self.count(Err(error)))?;
+        if let Some(held) = unkept {
             self.watchdog.forget(&held);
         }
-        if let Some(task) = queued.task {
+        if let Some(task) = task {
             self.start(&key, task, None);
         }
         drop(starting);
         let mut caller = Caller {
             core: self,
             key: &key,
-            serial: queued.serial,
+            serial,
             outcome: Some(outcome),
             timer: None,
         };
         if let Some(outcome) = caller.answer() {
             return outcome;
         }
-        if queued.expires {
-            caller.timer = self.end_in_time(&key, queued.serial);
+        // The task of the name sees to the time of the request that began it.
+        if is_timed {
+            caller.timer = self.end_in_time(&key, serial);
         }
         caller.outcome().await
     }
@@ -102,22 +105,22 @@ impl ClientInner {
         self: &Arc<Self>,
         key: &Arc<str>,
         serial: u64,
-        ask: &Ask,
+        ask: Ask,
         options: &AcquireOptions,
-    ) -> Result<Arc<Held>, Request<Attempt>> {
-        let mut request = self.acquire_request(ask);
+    ) -> Result<Arc<Held>, Begun> {
+        let mut request = self.acquire_request(ask.clone());
         let answer = match self.begin(request.as_mut()) {
-            Poll::Pending => return Err(request),
+            Poll::Pending => return Err(Begun::Ask(serial, ask, request)),
             Poll::Ready(answer) => answer,
         };
         let now = self.clock.now();
         let grant = match self.heard(answer) {
-            Ok(Attempt::Granted(grant)) if grant.check(&ask.claim, now).is_ok() => grant,
-            answer => return Err(Box::pin(ready(answer))),
+            Ok(Attempt::Granted(grant)) if grant.check(&ask.0, now).is_ok() => grant,
+            answer => return Err(Begun::Ask(serial, ask, Box::pin(ready(answer)))),
         };
-        self.answer(self.names.granted_at_once(key, &grant, serial, now));
-        let held = Held::new(self, grant, key, options, now);
+        let held = Held::new(self, grant, key, options, serial, now);
         self.watch(&held, None);
+        self.answer(self.names.granted_at_once(&held, now));
         Ok(held)
     }
 
@@ -150,28 +153,15 @@ impl ClientInner {
         }
     }
 
-    /// Makes the next hold of a claim, with the next token of its block.
-    fn hand_over(
-        self: &Arc<Self>,
-        ended: &Arc<Held>,
-        token: FencingToken,
-        options: &AcquireOptions,
-        now: Stamp,
-    ) -> Arc<Held> {
-        self.stats.handed_over.add();
-        let next = ended.next(token, options, now);
-        self.watch(&next, Some(ended));
-        next
-    }
-
     /// Gives the claim of a guard that has ended to the first waiter of this client, keeps it for the next one, or has it released.
     pub(crate) fn pass_on(self: &Arc<Self>, ended: &Arc<Held>, release: Release) {
         let now = self.clock.now();
         let is_awaited = release.reply.is_some();
         match self.names.ended(ended, release, now) {
-            Ended::Next(release, waiter, token, refused) => {
+            Ended::Next(release, waiter, next, refused) => {
+                self.stats.handed_over.add();
+                self.watch(&next, Some(ended));
                 self.answer(refused);
-                let next = self.hand_over(ended, token, &waiter.options, now);
                 self.give(*waiter, next, now);
                 self.count_released(release, Released::Released);
             }
@@ -191,10 +181,10 @@ impl ClientInner {
     }
 
     /// Begins a release. `None` if it has ended at once, and there is nothing more to do for the name.
-    fn release_at_once(self: &Arc<Self>, ended: &Held) -> Option<Step> {
+    fn release_at_once(self: &Arc<Self>, ended: &Held) -> Option<Begun> {
         let mut request = self.release_request(ended.grant.claim.clone(), ended.reservation(), false);
         let answer = match self.begin(request.as_mut()) {
-            Poll::Pending => return Some(Step::Release(request)),
+            Poll::Pending => return Some(Begun::Release(request)),
             Poll::Ready(answer) => answer,
         };
         let done = answer.as_ref().ok();
@@ -204,7 +194,7 @@ impl ClientInner {
                 self.count_released(*release, outcome);
                 None
             }
-            (answer, _) => Some(Step::Release(Box::pin(ready(answer)))),
+            (answer, _) => Some(Begun::Release(Box::pin(ready(answer)))),
         }
     }
 
@@ -264,7 +254,7 @@ impl ClientInner {
     }
 
     /// Tells waiters that their requests have ended.
-    pub(crate) fn answer(&self, answers: Answers) {
+    pub(crate) fn answer(&self, answers: Vec<Answer>) {
         for (waiter, error) in answers {
             let Waiter {
                 reply, span, waiting, ..

@@ -116,12 +116,12 @@ impl ClientInner {
             return;
         }
         let _none = self.end_lingering();
-        self.names.drain().await;
+        self.names.releases.drain().await;
     }
 
     /// Releases all claims that are kept without a guard. None is until the result is dropped.
     fn end_lingering(&self) -> Gauge {
-        let none = self.names.keep_none();
+        let none = self.names.draining.hold();
         self.names
             .unkeep(None, self.clock.now())
             .into_iter()

@@ -283,11 +283,10 @@ impl LockGuard {
         };
         self.released = true;
         let key = core.names.new_key(&held.key);
-        let task = core.names.rename(&held.key, &key);
-        if let Some(task) = task {
+        let shared = held.shared(grant, &key);
+        if let Some(task) = core.names.replace(&held, &shared) {
             core.start(&held.key, task, None);
         }
-        let shared = held.shared(grant, &key);
         core.watch(&shared, Some(&held));
         drop(counted);
         let guard = Self::new(shared);

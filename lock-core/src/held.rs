@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -28,6 +28,11 @@ pub(crate) struct Held {
     /// The key under which the client queues for the name.
     pub(crate) key: Arc<str>,
     terms: Terms,
+    /// That of the request that it was granted to, and when.
+    pub(crate) serial: u64,
+    pub(crate) since: SystemTime,
+    /// The caller of that request left before it had the guard, which is about to be dropped.
+    pub(crate) is_undelivered: AtomicBool,
     /// Until when the client keeps the claim after this hold, for the next one.
     kept_until: OnceLock<Stamp>,
     /// The owner of the claim may be known as that of this hold.
@@ -71,6 +76,7 @@ impl Held {
         grant: Grant,
         key: &Arc<str>,
         options: &AcquireOptions,
+        serial: u64,
         now: Stamp,
     ) -> Arc<Self> {
         let own = if grant.first_token() == grant.token {
@@ -80,21 +86,39 @@ impl Held {
         };
         let terms = Terms::new(options, &grant.lease, now);
         let token = grant.first_token();
-        Self::of(core, grant, token, own, key, terms, OnceLock::new())
+        Self::of(core, grant, token, own, key, serial, terms, OnceLock::new())
     }
 
     /// The hold after this one, by the same grant.
-    pub(crate) fn next(&self, token: FencingToken, options: &AcquireOptions, now: Stamp) -> Arc<Self> {
+    pub(crate) fn next(&self, token: FencingToken, options: &AcquireOptions, serial: u64, now: Stamp) -> Arc<Self> {
         let mut terms = Terms::new(options, &self.grant.lease, now);
         terms.run_until = self.terms.run_until;
         let (grant, own) = (self.grant.clone(), self.grant.revocation().child());
-        Self::of(&self.core, grant, token, own, &self.key, terms, self.kept_until.clone())
+        Self::of(
+            &self.core,
+            grant,
+            token,
+            own,
+            &self.key,
+            serial,
+            terms,
+            self.kept_until.clone(),
+        )
     }
 
     /// The hold of the same claim, once others may share it.
     pub(crate) fn shared(&self, grant: Grant, key: &Arc<str>) -> Arc<Self> {
         let own = grant.revocation().clone();
-        Self::of(&self.core, grant, self.token, own, key, self.terms, OnceLock::new())
+        Self::of(
+            &self.core,
+            grant,
+            self.token,
+            own,
+            key,
+            self.serial,
+            self.terms,
+            OnceLock::new(),
+        )
     }
 
     fn of(
@@ -103,6 +127,7 @@ impl Held {
         token: FencingToken,
         own: Revocation,
         key: &Arc<str>,
+        serial: u64,
         terms: Terms,
         kept_until: OnceLock<Stamp>,
     ) -> Arc<Self> {
@@ -113,6 +138,9 @@ impl Held {
             token,
             own,
             key: Arc::clone(key),
+            serial,
+            since: SystemTime::now(),
+            is_undelivered: AtomicBool::new(false),
             terms,
             kept_until,
             owner_shown: AtomicBool::new(false),

@@ -30,6 +30,7 @@ mod locks;
 mod loss;
 mod memory;
 mod name;
+mod name_state;
 mod name_task;
 mod names;
 mod observe;

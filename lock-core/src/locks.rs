@@ -46,7 +46,7 @@ impl Locks {
     /// Returns a client of that backend with these options.
     pub fn with_options(backend: impl DistributedLock, options: Options) -> Self {
         let core = Arc::new(ClientInner::new(backend, options));
-        if core.names.lingers() {
+        if !core.names.linger.is_zero() {
             core.process.at_exit(Arc::downgrade(&core) as Weak<dyn AtExit>);
         }
         Self { core, scope: None }

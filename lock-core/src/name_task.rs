@@ -32,9 +32,11 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::call::{call, catch_panic};
 use crate::client::{ClientInner, TENURE};
 use crate::held::Held;
-use crate::names::{Ask, Name, Next};
-use crate::queue::{Answers, GRACE, SHORTEST_RESPONSE};
-use crate::release::Reservation;
+use crate::name_state::{Ask, Name};
+use crate::names::Next;
+use crate::queue::{Answer, GRACE, SHORTEST_RESPONSE, Waiter};
+use crate::release::{Release, Reservation};
+use crate::wait::SharedWait;
 use crate::{Attempt, Claim, Grant, LockError, Outage, Released, Stamp, Wait};
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
@@ -43,16 +45,16 @@ const LAST_RETRY: Duration = Duration::from_secs(1);
 /// A request to the backend. It can be moved to the task of the name after its first step.
 pub(crate) type Request<T> = Pin<Box<dyn Future<Output = Result<T, LockError>> + Send>>;
 
-/// What the task of a name does next. The first step of the request may have been done in the task of a caller.
-pub(crate) enum Step {
-    Ask(Ask, Request<Attempt>),
+/// A request whose first step was done in the task of a caller.
+pub(crate) enum Begun {
+    /// For the request with that serial, whose time nothing looks at so far.
+    Ask(u64, Ask, Request<Attempt>),
     Release(Request<Released>),
-    End,
 }
 
 impl ClientInner {
-    pub(crate) fn acquire_request(&self, ask: &Ask) -> Request<Attempt> {
-        let (backend, claim, wait) = (Arc::clone(&self.backend), ask.claim.clone(), ask.wait.clone());
+    pub(crate) fn acquire_request(&self, (claim, wait): Ask) -> Request<Attempt> {
+        let backend = Arc::clone(&self.backend);
         Box::pin(catch_panic("acquire", async move {
             match wait {
                 None => backend.try_acquire(&claim).await,
@@ -113,7 +115,7 @@ impl ClientInner {
     }
 
     /// Starts the task of a name. What it can do without waiting is done before this returns if a request has begun: the caller waits for that.
-    pub(crate) fn start(self: &Arc<Self>, key: &Arc<str>, wake: Arc<Notify>, begun: Option<Step>) {
+    pub(crate) fn start(self: &Arc<Self>, key: &Arc<str>, wake: Arc<Notify>, begun: Option<Begun>) {
         let task = NameTask {
             core: Arc::clone(self),
             key: Arc::clone(key),
@@ -166,149 +168,167 @@ struct NameTask {
 }
 
 impl NameTask {
-    async fn run(mut self, begun: Option<Step>) {
-        let mut step = begun.unwrap_or_else(|| self.next());
-        loop {
-            match step {
-                Step::Ask(ask, request) => {
-                    self.first = ask.first;
-                    self.ask(ask, request).await;
-                }
-                Step::Release(request) => self.release(request).await,
-                Step::End => break,
+    async fn run(mut self, begun: Option<Begun>) {
+        match begun {
+            Some(Begun::Ask(serial, ask, request)) => {
+                self.first = Some(serial);
+                self.ask(Some((ask, request))).await;
             }
-            step = self.next();
+            Some(Begun::Release(request)) => self.release(Some(request)).await,
+            None => {}
+        }
+        loop {
+            match self.core.names.next(&self.key) {
+                Next::Ask => self.ask(None).await,
+                Next::Release => self.release(None).await,
+                Next::End => break,
+            }
         }
         self.has_ended = true;
     }
 
-    fn next(&self) -> Step {
-        let core = &self.core;
-        match core.names.next(&self.key, core.clock.now(), &core.stats.abandoned) {
-            Next::Ask(ask) => {
-                let request = core.acquire_request(&ask);
-                Step::Ask(ask, request)
-            }
-            Next::Release(claim, reservation, is_retry) => {
-                Step::Release(core.release_request(claim, reservation, is_retry))
-            }
-            Next::End => Step::End,
-        }
-    }
-
-    /// Waits for the response to a request to acquire, and tells the waiters what came of it.
-    async fn ask(&mut self, ask: Ask, request: Request<Attempt>) {
-        let Some(answer) = self.response(&ask, request).await else {
-            return;
-        };
-        let now = self.core.clock.now();
-        match self.core.heard(answer) {
-            Ok(Attempt::Granted(grant)) => {
-                if let Err(error) = self.granted(&ask.claim, grant) {
-                    self.ask_failed(error, false).await;
+    /// Asks for a claim until it is granted, or of no more use: it is to be released then, if the server may know of it.
+    async fn ask(&mut self, mut begun: Option<(Ask, Request<Attempt>)>) {
+        let core = Arc::clone(&self.core);
+        let next = |ask: Ask| (ask.clone(), core.acquire_request(ask));
+        let (mut sent, mut lease) = (0_u32, None);
+        while let Some((ask, request)) = begun
+            .take()
+            .or_else(|| self.look(|name| name.ask()).flatten().map(next))
+        {
+            sent += 1;
+            let Some((answer, was_busy)) = self.response(&ask.1, request).await else {
+                break;
+            };
+            let now = core.clock.now();
+            // Whether the backend may have ended its wait by itself.
+            let mut is_over = ask.1.as_ref().is_none_or(|wait| wait.has_been_over(now));
+            let error = match core.heard(answer) {
+                Ok(Attempt::Granted(grant)) => {
+                    lease = Some(grant.lease.clone());
+                    match grant.check(&ask.0, now) {
+                        Ok(()) if self.granted(grant, now) => return,
+                        Ok(()) => break,
+                        Err(error) => {
+                            is_over = false;
+                            error
+                        }
+                    }
                 }
-            }
-            Ok(Attempt::Busy(busy)) => {
-                self.outage.take().into_iter().for_each(Outage::end);
-                self.answer(|name| name.busy(&busy, true, now));
-                if !ask.has_been_over(now) && self.has_waiters() {
-                    // It ended before its time; a pause keeps a backend that always does from spinning.
+                Ok(Attempt::Busy(busy)) => {
                     let soon = busy.retry_after.unwrap_or(self.pause);
-                    self.pause(soon.clamp(FIRST_RETRY / 10, self.pause)).await;
+                    self.responded();
+                    self.answer(|name| name.busy(busy, false, now));
+                    if !is_over && self.has_waiters() {
+                        // It ended before its time; a pause keeps a backend that always does from spinning.
+                        self.pause(soon.clamp(FIRST_RETRY / 10, self.pause)).await;
+                    }
+                    return;
+                }
+                Err(error) => error,
+            };
+            // A server that has said busy knows of the claim.
+            sent -= u32::from(error.is_unsent() && !was_busy);
+            self.answer(|name| name.failed(&error, u64::MAX, now));
+            if error.may_pass() && self.has_waiters() {
+                match &self.outage {
+                    Some(_) => {
+                        tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "asking again");
+                    }
+                    None => self.outage = Some(core.outages.begin(&error)),
+                }
+                if !is_over {
+                    self.pause(self.pause).await;
                 }
             }
-            Err(error) => self.ask_failed(error, ask.has_been_over(now)).await,
+            // The backend may have begun to release the claim, and the network may deliver that later: the next request is for a claim of its own.
+            if is_over || !error.may_pass() {
+                break;
+            }
+        }
+        let now = core.clock.now();
+        self.look(|name| name.give_up(sent > 0, lease.as_ref(), now, || core.names.releasing()));
+        if sent > 0 {
+            core.stats.abandoned.add();
         }
     }
 
-    /// The response to a request to acquire. `None` if it waited at the server, and no caller waits for it any more.
-    async fn response(&mut self, ask: &Ask, mut request: Request<Attempt>) -> Option<Result<Attempt, LockError>> {
+    /// The response to a request to acquire, and whether the server had said busy before. `None` if the claim waited at the server, and no caller
+    /// waits for it any more.
+    async fn response(
+        &mut self,
+        wait: &Option<Arc<SharedWait>>,
+        mut request: Request<Attempt>,
+    ) -> Option<(Result<Attempt, LockError>, bool)> {
         let core = Arc::clone(&self.core);
         let sent = core.clock.now();
         let shortest = SHORTEST_RESPONSE.min(core.op_timeout);
         let mut busy_since = None;
         loop {
-            let deadline = ask.deadline();
+            let deadline = wait.as_ref().and_then(|wait| wait.deadline());
             let limit = match busy_since {
                 None => {
                     let first_response = sent + core.op_timeout + GRACE;
-                    Some(deadline.map_or(first_response, |at| first_response.min(at.max(sent + shortest))))
+                    deadline.map_or(first_response, |at| first_response.min(at.max(sent + shortest)))
                 }
                 // The backend ends its wait at the deadline by itself; it is only cut off if it does not.
-                Some(since) => deadline.map(|at| at.max(since) + shortest),
+                Some(since) => deadline.map_or(Stamp::MAX, |at| at.max(since) + shortest),
             };
             let answer = tokio::select! {
                 biased;
                 answer = &mut request => Some(answer),
-                () = self.wake.notified() => {
-                    self.time_first();
-                    None
-                }
-                () = core.sleep_until(limit.unwrap_or(Stamp::MAX)) => {
+                () = self.wake.notified() => None,
+                () = core.sleep_until(limit) => {
                     let waited = core.clock.now().since(sent);
                     let limit = if busy_since.is_some() { waited } else { waited.min(core.op_timeout) };
-                    return Some(Err(LockError::no_answer("acquire", limit)));
+                    Some(Err(LockError::no_answer("acquire", limit)))
                 }
             };
-            if let Some(busy) = ask.wait.as_ref().and_then(|wait| wait.told()) {
+            if let Some(busy) = wait.as_ref().and_then(|wait| wait.told()) {
                 // The server has said busy, and the claim waits there.
                 let now = core.clock.now();
                 busy_since.get_or_insert(now);
-                self.outage.take().into_iter().for_each(Outage::end);
-                self.answer(|name| name.busy(&busy, false, now));
+                self.responded();
+                self.answer(|name| name.busy(busy, true, now));
             }
-            if answer.is_some() {
-                return answer;
+            if let Some(answer) = answer {
+                return Some((answer, busy_since.is_some()));
             }
+            self.time_first();
             if self.look(|name| name.is_wait_over()).unwrap_or(true) {
                 return None;
             }
         }
     }
 
-    /// Makes a guard of a grant for the first waiter. If there is none, the claim is to be released.
-    ///
-    /// # Errors
-    ///
-    /// A grant that is not good any more when it is looked at does not count, and its claim is to be released.
-    fn granted(&mut self, claim: &Claim, grant: Grant) -> Result<(), LockError> {
-        let core = Arc::clone(&self.core);
-        let now = core.clock.now();
-        if let Err(error) = grant.check(claim, now) {
-            self.look(|name| name.granted_in_vain(&grant.lease));
-            return Err(error);
-        }
-        let Some((waiter, refused)) = self.look(|name| name.granted(&grant, now)).flatten() else {
-            return Ok(());
+    /// Makes a guard of a grant for the first waiter. False if none wants it.
+    fn granted(&mut self, grant: Grant, now: Stamp) -> bool {
+        let (core, key) = (Arc::clone(&self.core), Arc::clone(&self.key));
+        let claim = grant.claim.clone();
+        let hold = |waiter: &Waiter| Held::new(&core, grant, &key, &waiter.options, waiter.serial, now);
+        let Some((waiter, held, refused)) = self.look(|name| name.serve(&claim, now, hold)).flatten() else {
+            return false;
         };
-        self.outage.take().into_iter().for_each(Outage::end);
+        self.responded();
         self.pause = FIRST_RETRY;
-        core.answer(refused);
-        let held = Held::new(&core, grant, &self.key, &waiter.options, now);
         core.watch(&held, None);
+        core.answer(refused);
         core.give(*waiter, held, now);
-        Ok(())
+        true
     }
 
-    async fn ask_failed(&mut self, error: LockError, is_over: bool) {
-        let now = self.core.clock.now();
-        self.answer(|name| name.failed(&error, is_over, now));
-        if !error.may_pass() || !self.has_waiters() {
-            return;
-        }
-        match &self.outage {
-            Some(_) => tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "asking again"),
-            None => self.outage = Some(self.core.outages.begin(&error)),
-        }
-        // The claim of a wait that was over is released first.
-        if !is_over {
-            self.pause(self.pause).await;
-        }
+    fn responded(&mut self) {
+        self.outage.take().into_iter().for_each(Outage::end);
     }
 
     /// Waits for the response to a release, and tells the caller what came of it.
-    async fn release(&mut self, request: Request<Released>) {
+    async fn release(&mut self, begun: Option<Request<Released>>) {
         let core = Arc::clone(&self.core);
+        let next = |release: &mut Release| {
+            core.release_request(release.claim.clone(), release.reservation, release.has_failed)
+        };
+        let request = begun.or_else(|| self.look(|name| name.release.as_deref_mut().map(next)).flatten());
+        let Some(request) = request else { return };
         let sent = self.look(|name| name.last_serial()).unwrap_or_default();
         let outcome = match core.heard(request.await) {
             Ok(outcome) => outcome,
@@ -332,9 +352,9 @@ impl NameTask {
         let core = Arc::clone(&self.core);
         let now = core.clock.now();
         core.stats.release_errors.add();
-        self.answer(|name| name.fail_waits(&error, sent, now));
+        self.answer(|name| name.failed(&error, sent, now));
         let failed = self.look(|name| {
-            let release = name.releasing()?;
+            let release = name.release.as_deref_mut()?;
             release.has_failed = true;
             let told = std::mem::take(&mut release.told);
             Some((release.reply.take(), told, release.is_over(now)))
@@ -366,7 +386,7 @@ impl NameTask {
     }
 
     /// Changes the name, and answers the waiters whose requests end by that.
-    fn answer(&mut self, change: impl FnOnce(&mut Name) -> Answers) {
+    fn answer(&mut self, change: impl FnOnce(&mut Name) -> Vec<Answer>) {
         self.core.answer(self.look(change).unwrap_or_default());
         self.time_first();
     }
@@ -378,7 +398,7 @@ impl NameTask {
     }
 
     fn has_waiters(&self) -> bool {
-        self.look(|name| name.has_waiters()) == Some(true)
+        self.look(|name| name.front().is_some()) == Some(true)
     }
 
     /// Waits about that long before a request to acquire is repeated.

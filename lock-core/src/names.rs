@@ -6,15 +6,13 @@
 //!
 //! Claims that others may hold beside have a key each, and so no queue here: the server puts them into their order.
 //!
-//! The state of a name is changed here, under one mutex. The [task](crate::name_task) of the name sends the requests. It exists while there
-//! is something to send: a name that is held has none.
-
-mod name;
+//! What callers, guards and the [task](crate::name_task) of a name share is here, under one mutex. The task exists while there is something to
+//! send: a name that is held has none.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
-use std::mem;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,27 +21,26 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::acquire_options::AcquireOptions;
 use crate::held::Held;
+use crate::name_state::{Ask, Name, Unkept};
 use crate::owner::Owners;
 use crate::process::{ExitDelay, Process};
-use crate::queue::{Answers, Waiter};
-use crate::release::{Release, Releases, Releasing, Reservation};
-use crate::stats::{Counter, Gauge};
+use crate::queue::{Answer, Known, Waiter};
+use crate::release::{Release, Releases, Releasing};
+use crate::stats::Counter;
 use crate::wait::SharedWait;
-use crate::{Claim, FencingToken, Grant, LockError, LockName, Stamp};
-pub(crate) use name::{Ask, Name};
-use name::{AtServer, KnownHolder};
+use crate::{LockError, LockName, Stamp};
 
 /// All names that a client uses at the moment.
 pub(crate) struct Names {
     state: Mutex<State>,
     /// How long a claim is kept without a guard.
-    linger: Duration,
+    pub(crate) linger: Duration,
     owners: Owners,
     /// Callers of a drain, while which nothing is kept.
-    draining: Arc<Counter>,
+    pub(crate) draining: Arc<Counter>,
     process: Arc<Process>,
     releasing: Arc<Counter>,
-    releases: Releases,
+    pub(crate) releases: Releases,
 }
 
 #[derive(Default)]
@@ -58,27 +55,17 @@ struct State {
 
 /// How a request begins.
 pub(crate) enum Begin {
-    /// The client uses the name for nothing else. The request is sent without a waiter so far.
-    Ask(u64, Ask, Arc<Notify>),
-    /// It gets the claim that is kept, with the next token of its block.
-    Kept(Arc<Held>, FencingToken, Answers),
+    /// The client does not use the name otherwise. The request is sent without a waiter so far.
+    First(u64, Ask, Arc<Notify>),
+    /// The next hold of a claim that was kept, and the one before.
+    Held(Arc<Held>, Arc<Held>),
     Wait,
-}
-
-/// A request that waits.
-pub(crate) struct Queued {
-    pub(crate) serial: u64,
-    /// Whether its time is to be looked at.
-    pub(crate) expires: bool,
-    /// The task of the name, if it is to be started.
-    pub(crate) task: Option<Arc<Notify>>,
-    pub(crate) unkept: Option<Arc<Held>>,
 }
 
 /// What becomes of a claim whose guard has ended.
 pub(crate) enum Ended {
     /// The first waiter gets it, without a request.
-    Next(Release, Box<Waiter>, FencingToken, Answers),
+    Next(Release, Box<Waiter>, Arc<Held>, Vec<Answer>),
     Kept(Release),
     /// It is released. With the task of the name, if it is to be started.
     Releasing(Option<Arc<Notify>>),
@@ -86,13 +73,10 @@ pub(crate) enum Ended {
 
 /// What the task of a name does next.
 pub(crate) enum Next {
-    Ask(Ask),
-    Release(Claim, Reservation, bool),
+    Ask,
+    Release,
     End,
 }
-
-/// A claim that is kept no more: its hold, and the task of its name, if it is to be started.
-pub(crate) type Unkept = (Arc<Held>, Option<Arc<Notify>>);
 
 impl Names {
     pub(crate) fn new(linger: Duration, process: &Arc<Process>, releasing: &Arc<Counter>) -> Self {
@@ -107,11 +91,6 @@ impl Names {
         }
     }
 
-    /// Whether claims are kept without a guard.
-    pub(crate) fn lingers(&self) -> bool {
-        !self.linger.is_zero()
-    }
-
     /// Counts a release as under way for as long as the result lives.
     pub(crate) fn releasing(&self) -> Releasing {
         Releasing {
@@ -121,9 +100,194 @@ impl Names {
         }
     }
 
-    /// Waits for the releases that are under way.
-    pub(crate) async fn drain(&self) {
-        self.releases.drain().await;
+    /// Begins a request, before it has a waiter.
+    pub(crate) fn begin(&self, key: &Arc<str>, name: &LockName, options: &AcquireOptions, now: Stamp) -> Begin {
+        let mut state = self.lock();
+        let State {
+            names,
+            last_serial,
+            closed: false,
+            ..
+        } = &mut *state
+        else {
+            return Begin::Wait;
+        };
+        let mut entry = match names.entry(Arc::clone(key)) {
+            Entry::Occupied(entry) => entry,
+            Entry::Vacant(entry) => {
+                *last_serial += 1;
+                let task = Arc::new(Notify::new());
+                let claim = options.claim(self.owners.next(), name.clone(), !self.linger.is_zero());
+                let deadline = options.wait.map_or(Stamp::MAX, |limit| now + limit);
+                let wait = options.waits().then(|| SharedWait::new(deadline, &task));
+                entry.insert(Box::new(Name {
+                    task: Some(Arc::clone(&task)),
+                    asks: Some(claim.clone()),
+                    wait: wait.clone(),
+                    ..Name::default()
+                }));
+                return Begin::First(*last_serial, (claim, wait), task);
+            }
+        };
+        let name = entry.get_mut();
+        let kept = name.hold.clone().filter(|_| name.is_kept);
+        let fits = |kept: &Arc<Held>| options.is_served_by(&kept.grant.claim);
+        let Some(kept) = kept.filter(fits) else {
+            return Begin::Wait;
+        };
+        let Some(token) = kept.next_token(now) else {
+            return Begin::Wait;
+        };
+        *last_serial += 1;
+        let next = kept.next(token, options, *last_serial, now);
+        // No caller is refused: one that had come would have had the claim released.
+        name.hold(&next, now);
+        Begin::Held(next, kept)
+    }
+
+    /// The claim is granted to the request that has begun first. Returns those that are refused.
+    pub(crate) fn granted_at_once(&self, held: &Arc<Held>, now: Stamp) -> Vec<Answer> {
+        let granted = self.change(&held.key, |name| {
+            name.task = None;
+            name.hold(held, now)
+        });
+        granted.unwrap_or_default()
+    }
+
+    /// Puts a request into the queue, or answers it at once. One that has begun has its serial, and comes first. Returns its serial, the task of the
+    /// name if it is to be started, and the hold of a claim that is not kept any more.
+    pub(crate) fn enter(
+        &self,
+        key: &Arc<str>,
+        mut waiter: Waiter,
+        begun: Option<u64>,
+        now: Stamp,
+    ) -> Result<(u64, Option<Arc<Notify>>, Option<Arc<Held>>), LockError> {
+        let mut state = self.lock();
+        if state.closed {
+            return Err(LockError::closed());
+        }
+        let serial = begun.unwrap_or(state.last_serial + 1);
+        state.last_serial = state.last_serial.max(serial);
+        let name = state.names.entry(Arc::clone(key)).or_default();
+        let is_busy = name.is_busy();
+        if is_busy && waiter.is_impatient {
+            return Err(waiter.timed_out(waiter.started, name.known.as_ref().and_then(Known::holder)));
+        }
+        waiter.serial = serial;
+        name.queue.get_or_insert_default().push(Box::new(waiter), is_busy);
+        name.put_off();
+        let counted = self.count(name);
+        let entered = match name.unkeep(|| self.releasing(), now) {
+            Some((held, task)) => (serial, task, Some(held)),
+            None if name.hold.is_some() => (serial, None, None),
+            None => (serial, name.wake(), None),
+        };
+        drop(state);
+        drop(counted);
+        Ok(entered)
+    }
+
+    /// Takes out a request whose caller has gone away.
+    pub(crate) fn leave(&self, key: &str, serial: u64) -> Option<Box<Waiter>> {
+        self.change(key, |name| {
+            let waiter = name.queue.as_mut().and_then(|queue| queue.remove(serial));
+            if let Some(hold) = name.hold.as_ref().filter(|hold| hold.serial == serial) {
+                hold.is_undelivered.store(true, Ordering::Relaxed);
+            }
+            name.notify();
+            waiter
+        })?
+    }
+
+    /// Ends a request whose time is over, or returns when it is to be looked at again.
+    pub(crate) fn expire(&self, key: &str, serial: u64, now: Stamp) -> Result<Option<Stamp>, Answer> {
+        let expired = self.change(key, |name| {
+            let asked_until = name.wait.as_ref().and_then(|wait| wait.deadline());
+            let Some(queue) = &mut name.queue else {
+                return Ok(None);
+            };
+            let expired = queue.expire(serial, now, name.known.as_ref(), asked_until);
+            name.notify();
+            expired
+        });
+        expired.unwrap_or(Ok(None))
+    }
+
+    /// Ends all requests, and accepts no more.
+    pub(crate) fn close(&self) -> Vec<Answer> {
+        let mut state = self.lock();
+        state.closed = true;
+        let mut answers = Vec::new();
+        for name in state.names.values_mut() {
+            answers.extend(name.refuse_all(&LockError::closed()));
+            name.notify();
+        }
+        answers
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// Decides what becomes of the claim of a guard that has ended.
+    pub(crate) fn ended(&self, held: &Arc<Held>, release: Release, now: Stamp) -> Ended {
+        let mut state = self.lock();
+        let is_shared = state.sharing.contains_key(&held.key);
+        let closed = state.closed;
+        let name = state.names.entry(Arc::clone(&held.key)).or_default();
+        if !closed {
+            if let Some(token) = held.next_token(now)
+                && let Some((waiter, next, refused)) = name.serve(&held.grant.claim, now, |waiter| {
+                    held.next(token, &waiter.options, waiter.serial, now)
+                })
+            {
+                return Ended::Next(release, waiter, next, refused);
+            }
+            let may_keep = self.draining.get() == 0 && !is_shared && name.front().is_none();
+            if may_keep && held.keep(self.linger, now) {
+                name.is_kept = true;
+                return Ended::Kept(release);
+            }
+        }
+        name.release(release);
+        Ended::Releasing(name.wake())
+    }
+
+    /// Has a claim released that no guard has. Returns the task if it is to be started.
+    pub(crate) fn release(&self, key: &Arc<str>, release: Release) -> Option<Arc<Notify>> {
+        let mut state = self.lock();
+        let name = state.names.entry(Arc::clone(key)).or_default();
+        name.release(release);
+        name.wake()
+    }
+
+    /// The release of a claim is confirmed. Forgets the name, unless a waiter has come.
+    pub(crate) fn released_at_once(&self, key: &str) -> Option<Box<Release>> {
+        let mut state = self.lock();
+        state.names.get(key).filter(|name| name.front().is_none())?;
+        let mut name = state.names.remove(key)?;
+        drop(state);
+        name.released(true)
+    }
+
+    /// Has claims released that are kept: that of one hold, or all of them.
+    pub(crate) fn unkeep(&self, hold: Option<&Arc<Held>>, now: Stamp) -> Vec<Unkept> {
+        let mut state = self.lock();
+        match hold {
+            None => state
+                .names
+                .values_mut()
+                .filter_map(|name| name.unkeep(|| self.releasing(), now))
+                .collect(),
+            Some(hold) => {
+                let name = state.names.get_mut(&hold.key);
+                let name = name.filter(|name| name.hold.as_ref().is_some_and(|there| Arc::ptr_eq(there, hold)));
+                name.and_then(|name| name.unkeep(|| self.releasing(), now))
+                    .into_iter()
+                    .collect()
+            }
+        }
     }
 
     /// Counts a request that waits for a name to share it, for as long as the result lives. Nothing is kept of that name meanwhile.
@@ -131,8 +295,8 @@ impl Names {
         struct Sharing<'a>(&'a Names, Arc<str>);
         impl Drop for Sharing<'_> {
             fn drop(&mut self) {
-                let mut state = self.0.lock();
-                if let Entry::Occupied(mut count) = state.sharing.entry(Arc::clone(&self.1)) {
+                let sharing = &mut self.0.lock().sharing;
+                if let Entry::Occupied(mut count) = sharing.entry(Arc::clone(&self.1)) {
                     *count.get_mut() -= 1;
                     if *count.get() == 0 {
                         count.remove();
@@ -145,10 +309,9 @@ impl Names {
     }
 
     /// Has a claim that is kept released. The second result ends at the first response to a release that is under way.
-    pub(crate) fn vacated(&self, key: &str, now: Stamp) -> (Option<Unkept>, Option<oneshot::Receiver<()>>) {
+    pub(crate) fn vacate(&self, key: &str, now: Stamp) -> (Option<Unkept>, Option<oneshot::Receiver<()>>) {
         let vacated = self.change(key, |name| {
             let unkept = name.unkeep(|| self.releasing(), now);
-            let unkept = unkept.map(|held| (held, name.wake()));
             let release = name.releasing().filter(|release| !release.has_failed);
             let response = release.map(|release| {
                 let (tell, told) = oneshot::channel();
@@ -168,228 +331,18 @@ impl Names {
         format!("{name}\n{}", state.last_serial).into()
     }
 
-    /// The claim of a name goes on under another key. Returns the task of the name if it is to be started.
-    pub(crate) fn rename(&self, key: &str, to: &Arc<str>) -> Option<Arc<Notify>> {
+    /// The claim of a hold goes on as that of another one, under another key. Returns the task of its name, if it is to be started.
+    pub(crate) fn replace(&self, hold: &Held, by: &Arc<Held>) -> Option<Arc<Notify>> {
         let mut state = self.lock();
-        let name = state.names.get_mut(key)?;
-        name.holder = None;
-        let held = mem::take(&mut name.at_server);
-        let task = match name.task.is_some() || name.has_waiters() {
-            true => name.wake(),
-            false => state.names.remove(key).and(None),
-        };
-        state.names.entry(Arc::clone(to)).or_default().at_server = held;
-        task
-    }
-
-    /// Begins a request.
-    pub(crate) fn begin(&self, key: &Arc<str>, name: &LockName, options: &AcquireOptions, now: Stamp) -> Begin {
-        let mut state = self.lock();
-        let State {
-            names,
-            last_serial,
-            closed: false,
-            ..
-        } = &mut *state
-        else {
-            return Begin::Wait;
-        };
-        match names.entry(Arc::clone(key)) {
-            Entry::Vacant(entry) => {
-                *last_serial += 1;
-                let claim = options.claim(self.owners.next(), name.clone(), self.lingers());
-                let task = Arc::new(Notify::new());
-                let deadline = options.wait.map_or(Stamp::MAX, |limit| now + limit);
-                let wait = options.waits().then(|| SharedWait::new(deadline, &task));
-                let (name, ask) = Name::begun(*last_serial, claim, wait, &task);
-                entry.insert(Box::new(name));
-                Begin::Ask(*last_serial, ask, task)
-            }
-            Entry::Occupied(mut entry) => {
-                let name = entry.get_mut();
-                let AtServer::Kept(kept) = &name.at_server else {
-                    return Begin::Wait;
-                };
-                let kept = Arc::clone(kept);
-                let fits = options.is_served_by(&kept.grant.claim);
-                let Some(token) = kept.next_token(now).filter(|_| fits) else {
-                    return Begin::Wait;
-                };
-                *last_serial += 1;
-                let refused = name.hold(*last_serial, &kept.grant.claim, token, now);
-                Begin::Kept(kept, token, refused)
-            }
+        let other = state.names.entry(Arc::clone(&by.key)).or_default();
+        other.hold = Some(Arc::clone(by));
+        let name = state.names.get_mut(&hold.key)?;
+        (name.hold, name.known) = (None, None);
+        if name.task.is_none() && name.front().is_none() {
+            state.names.remove(&hold.key);
+            return None;
         }
-    }
-
-    /// The claim is granted to the request that has begun first.
-    pub(crate) fn granted_at_once(&self, key: &str, grant: &Grant, serial: u64, now: Stamp) -> Answers {
-        let granted = self.change(key, |name| {
-            name.task = None;
-            name.hold(serial, &grant.claim, grant.first_token(), now)
-        });
-        granted.unwrap_or_default()
-    }
-
-    /// Puts a request into the queue, or answers it at once. One that has begun has its serial, and comes first.
-    pub(crate) fn enter(
-        &self,
-        key: &Arc<str>,
-        mut waiter: Waiter,
-        begun: Option<u64>,
-        now: Stamp,
-    ) -> Result<Queued, LockError> {
-        let mut state = self.lock();
-        if state.closed {
-            return Err(LockError::closed());
-        }
-        let serial = begun.unwrap_or(state.last_serial + 1);
-        state.last_serial = state.last_serial.max(serial);
-        let name = state.names.entry(Arc::clone(key)).or_default();
-        let is_busy = name.is_busy();
-        if is_busy && waiter.is_impatient {
-            let busy = name.holder.as_ref().map(KnownHolder::busy).unwrap_or_default();
-            return Err(waiter.timed_out(waiter.started, &busy));
-        }
-        waiter.serial = serial;
-        waiter.set_expiry(is_busy);
-        // The task of the name sees to that of the request which has begun.
-        let expires = waiter.expiry.is_some() && begun.is_none();
-        let queue = name.queue.get_or_insert_default();
-        if is_busy {
-            queue.busy_up_to = serial;
-        }
-        queue.push(Box::new(waiter));
-        name.put_off();
-        // One that was just kept: another task has taken its place since this request began.
-        let unkept = name.unkeep(|| self.releasing(), now);
-        let is_held = matches!(name.at_server, AtServer::Held { .. });
-        let task = if is_held { None } else { name.wake() };
-        let counted = self.count(name);
-        drop(state);
-        drop(counted);
-        Ok(Queued {
-            serial,
-            expires,
-            task,
-            unkept,
-        })
-    }
-
-    /// Takes out a request whose caller has gone away.
-    pub(crate) fn leave(&self, key: &str, serial: u64) -> Option<Box<Waiter>> {
-        self.change(key, |name| {
-            let waiter = name.queue.as_mut().and_then(|queue| queue.remove(serial));
-            if let AtServer::Held {
-                serial: served,
-                is_undelivered,
-            } = &mut name.at_server
-            {
-                *is_undelivered |= *served == serial;
-            }
-            if let Some(task) = &name.task {
-                task.notify_one();
-            }
-            waiter
-        })?
-    }
-
-    /// Ends a request whose time is over, or returns when it is looked at again.
-    pub(crate) fn expire(&self, key: &str, serial: u64, now: Stamp) -> Result<Option<Stamp>, (Box<Waiter>, LockError)> {
-        let expired = self.change(key, |name| {
-            let expired = name.expire(serial, now);
-            if let Some(task) = &name.task {
-                task.notify_one();
-            }
-            expired
-        });
-        expired.unwrap_or(Ok(None))
-    }
-
-    /// Ends all requests, and accepts no more.
-    pub(crate) fn close(&self) -> Answers {
-        let mut counted = Vec::new();
-        let mut answers = Answers::new();
-        let mut state = self.lock();
-        state.closed = true;
-        for name in state.names.values_mut() {
-            answers.extend(name.refuse_all(&LockError::closed()));
-            counted.extend(self.count(name));
-            if let Some(task) = &name.task {
-                task.notify_one();
-            }
-        }
-        drop(state);
-        answers
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.lock().closed
-    }
-
-    /// Decides what becomes of the claim of a guard that has ended.
-    pub(crate) fn ended(&self, held: &Arc<Held>, release: Release, now: Stamp) -> Ended {
-        let mut state = self.lock();
-        let State {
-            names, closed, sharing, ..
-        } = &mut *state;
-        let name = names.entry(Arc::clone(&held.key)).or_default();
-        if !*closed {
-            let claim = &held.grant.claim;
-            if let Some(token) = held.next_token(now)
-                && let Some((waiter, refused)) = name.serve(claim, token, now)
-            {
-                return Ended::Next(release, waiter, token, refused);
-            }
-            let may_keep = self.draining.get() == 0 && !name.has_waiters() && !sharing.contains_key(&held.key);
-            if may_keep && held.keep(self.linger, now) {
-                name.at_server = AtServer::Kept(Arc::clone(held));
-                return Ended::Kept(release);
-            }
-        }
-        name.at_server = AtServer::Releasing(Box::new(release));
-        Ended::Releasing(name.wake())
-    }
-
-    /// Has a claim released that no guard has. Returns the task if it is to be started.
-    pub(crate) fn release(&self, key: &Arc<str>, release: Release) -> Option<Arc<Notify>> {
-        let mut state = self.lock();
-        let name = state.names.entry(Arc::clone(key)).or_default();
-        name.at_server = AtServer::Releasing(Box::new(release));
         name.wake()
-    }
-
-    /// The release of a claim is confirmed. Forgets the name, unless a waiter has come.
-    pub(crate) fn released_at_once(&self, key: &Arc<str>) -> Option<Box<Release>> {
-        // Dropped without the mutex.
-        let mut name;
-        let mut state = self.lock();
-        match state.names.entry(Arc::clone(key)) {
-            Entry::Occupied(entry) if !entry.get().has_waiters() => name = entry.remove(),
-            _ => return None,
-        }
-        drop(state);
-        name.released(true)
-    }
-
-    /// Has claims released that are kept: that of one hold, or all of them.
-    pub(crate) fn unkeep(&self, hold: Option<&Held>, now: Stamp) -> Vec<Unkept> {
-        let unkeep = |name: &mut Name| Some((name.unkeep(|| self.releasing(), now)?, name.wake()));
-        let mut state = self.lock();
-        match hold {
-            None => state.names.values_mut().filter_map(|name| unkeep(name)).collect(),
-            Some(hold) => {
-                let name = state.names.get_mut(&hold.key);
-                let name =
-                    name.filter(|name| matches!(&name.at_server, AtServer::Kept(kept) if std::ptr::eq(&**kept, hold)));
-                name.and_then(|name| unkeep(name)).into_iter().collect()
-            }
-        }
-    }
-
-    /// Nothing is kept until the result is dropped.
-    pub(crate) fn keep_none(&self) -> Gauge {
-        self.draining.hold()
     }
 
     /// Looks at a name that the client uses, or changes it. What `change` takes out is to be returned, so that it is dropped without the mutex.
@@ -403,9 +356,9 @@ impl Names {
         Some(changed)
     }
 
-    /// Counts the clean-up of a claim that no waiter wants any more. Returns what has counted one that a waiter wants again.
+    /// Counts the clean-up of a claim that no request wants any more. Returns what has counted one that is wanted again, or granted.
     fn count(&self, name: &mut Name) -> Option<Box<Releasing>> {
-        if !name.is_abandoned() {
+        if name.asks.is_none() || name.is_wanted() {
             return name.abandoned.take();
         }
         name.abandoned.get_or_insert_with(|| Box::new(self.releasing()));
@@ -413,35 +366,34 @@ impl Names {
     }
 
     /// Forgets a name whose task cannot run any more.
-    pub(crate) fn give_up(&self, key: &str, error: &LockError) -> Answers {
+    pub(crate) fn give_up(&self, key: &str, error: &LockError) -> Vec<Answer> {
         let name = self.lock().names.remove(key);
         name.map(|mut name| name.refuse_all(error)).unwrap_or_default()
     }
 
-    /// Decides what the task of a name does next. `abandoned` counts the claims that are released as no waiter wants them.
-    pub(crate) fn next(&self, key: &str, now: Stamp, abandoned: &Counter) -> Next {
+    /// Decides what the task of a name does next.
+    pub(crate) fn next(&self, key: &str) -> Next {
         let mut state = self.lock();
         let Some(name) = state.names.get_mut(key) else {
             return Next::End;
         };
         name.queue.take_if(|queue| queue.len() == 0);
-        if let AtServer::Held { .. } | AtServer::Kept(_) = name.at_server {
+        if name.release.is_some() {
+            return Next::Release;
+        }
+        if name.hold.is_some() {
             name.task = None;
             return Next::End;
         }
-        if name.give_up_unwanted(|| self.releasing(), now) {
-            abandoned.add();
-        }
-        if let Some(release) = name.releasing() {
-            return Next::Release(release.claim.clone(), release.reservation, release.has_failed);
-        }
-        match name.ask(&self.owners, self.lingers()) {
-            Some(ask) => Next::Ask(ask),
-            None => {
-                state.names.remove(key);
-                Next::End
-            }
-        }
+        let Some(queue) = &name.queue else {
+            state.names.remove(key);
+            return Next::End;
+        };
+        // It asks for tokens for others that wait, or that are likely to come.
+        let for_others = queue.len() > 1 || !self.linger.is_zero() || name.is_contended;
+        let front = queue.front();
+        name.asks = front.map(|front| front.options.claim(self.owners.next(), front.name.clone(), for_others));
+        Next::Ask
     }
 
     #[cfg(test)]
