@@ -17,7 +17,7 @@ use crate::name_task::Begun;
 use crate::names::{Begin, Ended};
 use crate::queue::{Answer, Waiter};
 use crate::release::Release;
-use crate::{Attempt, Claim, FencingToken, LockError, LockName, Mode, Options, Released, Stamp};
+use crate::{Attempt, Claim, LockError, LockName, Mode, Options, Released, Stamp};
 
 type Outcome = Result<LockGuard, LockError>;
 
@@ -46,10 +46,10 @@ impl ClientInner {
             Begin::Held(next, kept) => {
                 self.stats.handed_over.add();
                 self.watch(&next, Some(&kept));
-                return self.guard(next, Duration::ZERO, &span);
+                return self.outcome(Ok(next), Duration::ZERO, &span);
             }
             Begin::First(serial, ask, task) => match self.acquire_at_once(&key, serial, ask, options) {
-                Ok(held) => return self.guard(held, Duration::ZERO, &span),
+                Ok(held) => return self.outcome(Ok(held), Duration::ZERO, &span),
                 Err(begun) => Some((serial, task, begun)),
             },
             Begin::Wait => None,
@@ -74,7 +74,10 @@ impl ClientInner {
         if let Some((_, task, begun)) = begun {
             self.start(&key, task, Some(begun));
         }
-        let (serial, task, unkept) = entered.inspect_err(|error| self.count(Err(error)))?;
+        let (serial, task, unkept) = entered.unwrap_or_else(|answer| {
+            self.answer(vec![answer]);
+            (0, None, None)
+        });
         if let Some(held) = unkept {
             self.watchdog.forget(&held);
         }
@@ -89,9 +92,6 @@ impl ClientInner {
             outcome: Some(outcome),
             timer: None,
         };
-        if let Some(outcome) = caller.answer() {
-            return outcome;
-        }
         // The task of the name sees to the time of the request that began it.
         if is_timed {
             caller.timer = self.end_in_time(&key, serial);
@@ -162,7 +162,7 @@ impl ClientInner {
                 self.stats.handed_over.add();
                 self.watch(&next, Some(ended));
                 self.answer(refused);
-                self.give(*waiter, next, now);
+                self.give(*waiter, Ok(next));
                 self.count_released(release, Released::Released);
             }
             Ended::Kept(release) => {
@@ -227,56 +227,40 @@ impl ClientInner {
         }
     }
 
-    /// Gives a waiter its guard.
-    pub(crate) fn give(&self, waiter: Waiter, held: Arc<Held>, now: Stamp) {
-        let Waiter {
-            started,
-            reply,
-            span,
-            waiting,
-            ..
-        } = waiter;
-        drop(waiting);
-        // If the caller has gone away, the guard is dropped.
-        let _ = reply.send(self.guard(held, now.since(started), &span));
-    }
-
-    fn guard(&self, held: Arc<Held>, waited: Duration, span: &tracing::Span) -> Outcome {
-        let guard = LockGuard::new(held);
-        // A shutdown that began meanwhile may not have seen this one; dropping it releases.
-        let outcome = if self.names.is_closed() {
-            Err(LockError::closed())
-        } else {
-            Ok(guard)
-        };
-        span.in_scope(|| self.count(outcome.as_ref().map(|guard| (guard.token(), waited))));
-        outcome
-    }
-
     /// Tells waiters that their requests have ended.
     pub(crate) fn answer(&self, answers: Vec<Answer>) {
         for (waiter, error) in answers {
-            let Waiter {
-                reply, span, waiting, ..
-            } = *waiter;
-            drop(waiting);
-            span.in_scope(|| self.count(Err(&error)));
-            let _ = reply.send(Err(error));
+            self.give(*waiter, Err(error));
         }
     }
 
-    fn count(&self, outcome: Result<(FencingToken, Duration), &LockError>) {
-        match outcome {
-            Ok((token, waited)) => {
+    /// Gives a waiter its guard, or tells it why there is none.
+    pub(crate) fn give(&self, waiter: Waiter, outcome: Result<Arc<Held>, LockError>) {
+        let waited = self.clock.now().since(waiter.started);
+        drop(waiter.waiting);
+        // If the caller has gone away, the guard is dropped.
+        let _ = waiter.reply.send(self.outcome(outcome, waited, &waiter.span));
+    }
+
+    fn outcome(&self, outcome: Result<Arc<Held>, LockError>, waited: Duration, span: &tracing::Span) -> Outcome {
+        let guard = outcome.map(LockGuard::new);
+        // A shutdown that began meanwhile may not have seen this one; dropping it releases.
+        let outcome = guard.and_then(|guard| match self.names.is_closed() {
+            true => Err(LockError::closed()),
+            false => Ok(guard),
+        });
+        span.in_scope(|| match &outcome {
+            Ok(guard) => {
                 self.stats.acquired.add();
-                tracing::debug!(target: "fencelock", %token, ?waited, "acquired");
+                tracing::debug!(target: "fencelock", token = %guard.token(), ?waited, "acquired");
             }
             Err(LockError::TimedOut { .. }) => self.stats.timed_out.add(),
             Err(error) => {
                 self.stats.failed.add();
                 tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "not acquired");
             }
-        }
+        });
+        outcome
     }
 }
 
@@ -291,13 +275,6 @@ struct Caller<'a> {
 }
 
 impl Caller<'_> {
-    /// The outcome, if it is there.
-    fn answer(&mut self) -> Option<Outcome> {
-        let outcome = self.outcome.as_mut()?.try_recv().ok()?;
-        self.outcome = None;
-        Some(outcome)
-    }
-
     async fn outcome(mut self) -> Outcome {
         let outcome = match &mut self.outcome {
             Some(outcome) => outcome.await.ok(),

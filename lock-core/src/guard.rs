@@ -249,30 +249,23 @@ impl LockGuard {
             return Err(LockError::not_supported(SHARES));
         }
         let claim = held.grant.claim.clone().with_mode(Mode::Shared);
-        let asked = call("downgrade", core.op_timeout, async {
-            core.backend.try_acquire(&claim).await
-        })
-        .await;
+        let asked = call("downgrade", core.op_timeout, core.backend.try_acquire(&claim)).await;
+        let lost = || held.loss(LossReason::NotHeld);
         let shared = asked.and_then(|attempt| match attempt {
             // Another token is that of a grant which others may have come before.
             Attempt::Granted(grant) if grant.token == held.grant.token => {
                 grant.check(&claim, core.clock.now())?;
-                Ok(grant)
+                self.check()?;
+                let counted = held.finish(LossReason::Released).ok_or_else(lost)?;
+                Ok((grant, counted))
             }
             _ => {
                 held.own.fire(LossReason::NotHeld);
-                Err(held.loss(LossReason::NotHeld))
+                Err(lost())
             }
         });
-        let counted = shared.and_then(|grant| {
-            self.check()?;
-            let counted = held.finish(LossReason::Released);
-            counted
-                .map(|counted| (grant, counted))
-                .ok_or_else(|| held.loss(LossReason::NotHeld))
-        });
-        let (grant, counted) = match counted {
-            Ok(done) => done,
+        let (grant, counted) = match shared {
+            Ok(shared) => shared,
             Err(error) => {
                 // The release of a hold that has ended may have reached the server before this request.
                 if held.has_ended() {

@@ -79,74 +79,49 @@ impl Held {
         serial: u64,
         now: Stamp,
     ) -> Arc<Self> {
-        let own = if grant.first_token() == grant.token {
-            grant.revocation().clone()
-        } else {
-            grant.revocation().child()
-        };
         let terms = Terms::new(options, &grant.lease, now);
-        let token = grant.first_token();
-        Self::of(core, grant, token, own, key, serial, terms, OnceLock::new())
+        Arc::new(Self::of(core, grant, key, terms, serial))
     }
 
     /// The hold after this one, by the same grant.
     pub(crate) fn next(&self, token: FencingToken, options: &AcquireOptions, serial: u64, now: Stamp) -> Arc<Self> {
         let mut terms = Terms::new(options, &self.grant.lease, now);
         terms.run_until = self.terms.run_until;
-        let (grant, own) = (self.grant.clone(), self.grant.revocation().child());
-        Self::of(
-            &self.core,
-            grant,
-            token,
-            own,
-            &self.key,
-            serial,
-            terms,
-            self.kept_until.clone(),
-        )
+        let mut next = Self::of(&self.core, self.grant.clone(), &self.key, terms, serial);
+        next.token = token;
+        next.kept_until = self.kept_until.clone();
+        Arc::new(next)
     }
 
     /// The hold of the same claim, once others may share it.
     pub(crate) fn shared(&self, grant: Grant, key: &Arc<str>) -> Arc<Self> {
-        let own = grant.revocation().clone();
-        Self::of(
-            &self.core,
-            grant,
-            self.token,
-            own,
-            key,
-            self.serial,
-            self.terms,
-            OnceLock::new(),
-        )
+        let mut shared = Self::of(&self.core, grant, key, self.terms, self.serial);
+        shared.token = self.token;
+        Arc::new(shared)
     }
 
-    fn of(
-        core: &Arc<ClientInner>,
-        grant: Grant,
-        token: FencingToken,
-        own: Revocation,
-        key: &Arc<str>,
-        serial: u64,
-        terms: Terms,
-        kept_until: OnceLock<Stamp>,
-    ) -> Arc<Self> {
+    fn of(core: &Arc<ClientInner>, grant: Grant, key: &Arc<str>, terms: Terms, serial: u64) -> Self {
         core.stats.held.add();
-        Arc::new(Self {
+        let own = if grant.first_token() == grant.token {
+            grant.revocation().clone()
+        } else {
+            grant.revocation().child()
+        };
+        Self {
             core: Arc::clone(core),
+            token: grant.first_token(),
             grant,
-            token,
             own,
             key: Arc::clone(key),
             serial,
             since: SystemTime::now(),
             is_undelivered: AtomicBool::new(false),
             terms,
-            kept_until,
+            kept_until: OnceLock::new(),
             owner_shown: AtomicBool::new(false),
             reservation: Mutex::new(Reservation::None),
             has_ended: AtomicBool::new(false),
-        })
+        }
     }
 
     /// The token of the next hold, if the claim may go to another guard of this client without a request.

@@ -313,7 +313,7 @@ impl NameTask {
         self.pause = FIRST_RETRY;
         core.watch(&held, None);
         core.answer(refused);
-        core.give(*waiter, held, now);
+        core.give(*waiter, Ok(held));
         true
     }
 

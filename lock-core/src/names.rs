@@ -162,17 +162,18 @@ impl Names {
         mut waiter: Waiter,
         begun: Option<u64>,
         now: Stamp,
-    ) -> Result<(u64, Option<Arc<Notify>>, Option<Arc<Held>>), LockError> {
+    ) -> Result<(u64, Option<Arc<Notify>>, Option<Arc<Held>>), Answer> {
         let mut state = self.lock();
         if state.closed {
-            return Err(LockError::closed());
+            return Err((Box::new(waiter), LockError::closed()));
         }
         let serial = begun.unwrap_or(state.last_serial + 1);
         state.last_serial = state.last_serial.max(serial);
         let name = state.names.entry(Arc::clone(key)).or_default();
         let is_busy = name.is_busy();
         if is_busy && waiter.is_impatient {
-            return Err(waiter.timed_out(waiter.started, name.known.as_ref().and_then(Known::holder)));
+            let error = waiter.timed_out(waiter.started, name.known.as_ref().and_then(Known::holder));
+            return Err((Box::new(waiter), error));
         }
         waiter.serial = serial;
         name.queue.get_or_insert_default().push(Box::new(waiter), is_busy);
