@@ -17,7 +17,7 @@ use crate::name_task::Begun;
 use crate::names::{Begin, Ended};
 use crate::queue::{Answer, Waiter};
 use crate::release::Release;
-use crate::{Attempt, Claim, LockError, LockName, Mode, Options, Released, Stamp};
+use crate::{Attempt, LockError, LockName, Mode, Options, Released, Stamp};
 
 type Outcome = Result<LockGuard, LockError>;
 
@@ -215,15 +215,6 @@ impl ClientInner {
         held.core.watchdog.forget(&held);
         if let Some(task) = task {
             held.core.start(&held.key, task, None);
-        }
-    }
-
-    /// Releases a claim that the server may have, and that no guard has.
-    pub(crate) fn clean_up(self: &Arc<Self>, key: Arc<str>, claim: Claim) {
-        self.stats.abandoned.add();
-        let release = Release::new(claim, None, self.clock.now(), self.names.releasing());
-        if let Some(task) = self.names.release(&key, release) {
-            self.start(&key, task, None);
         }
     }
 

@@ -120,12 +120,10 @@ impl ClientInner {
     }
 
     /// Releases all claims that are kept without a guard. None is until the result is dropped.
-    fn end_lingering(&self) -> Gauge {
+    pub(crate) fn end_lingering(&self) -> Gauge {
         let none = self.names.draining.hold();
-        self.names
-            .unkeep(None, self.clock.now())
-            .into_iter()
-            .for_each(Self::unkept);
+        let unkept = self.names.unkeep_all(self.clock.now());
+        unkept.into_iter().for_each(Self::unkept);
         none
     }
 

@@ -269,7 +269,7 @@ impl LockGuard {
             Err(error) => {
                 // The release of a hold that has ended may have reached the server before this request.
                 if held.has_ended() {
-                    core.clean_up(core.names.new_key(&held.key), claim);
+                    let _ = call("release", core.op_timeout, core.backend.release(&claim, None)).await;
                 }
                 return Err(error);
             }

@@ -57,17 +57,18 @@ impl Name {
 
     /// Wakes the task, or returns the one that is to be started.
     pub(crate) fn wake(&mut self) -> Option<Arc<Notify>> {
-        if let Some(task) = &self.task {
-            task.notify_one();
-            return None;
+        match self.notify() {
+            true => None,
+            false => Some(Arc::clone(self.task.insert(Arc::default()))),
         }
-        Some(Arc::clone(self.task.insert(Arc::default())))
     }
 
-    pub(crate) fn notify(&self) {
-        if let Some(task) = &self.task {
+    /// Wakes the task, if there is one.
+    pub(crate) fn notify(&self) -> bool {
+        self.task.as_ref().is_some_and(|task| {
             task.notify_one();
-        }
+            true
+        })
     }
 
     pub(crate) fn refuse_all(&mut self, error: &LockError) -> Vec<Answer> {
@@ -96,23 +97,24 @@ impl Name {
     }
 
     /// Begins the next request for the claim that is asked for. `None` if the first waiter does not want it.
+    ///
+    /// It waits at the server until the last end of the waiters: it keeps its place there when the first of them leaves. What no waiter wants is cut
+    /// off.
     pub(crate) fn ask(&mut self) -> Option<Ask> {
-        let (queue, task) = (self.queue.as_mut()?, self.task.as_ref()?);
-        let claim = self.asks.clone()?;
-        let deadline = queue.last_deadline(&claim)?;
+        let claim = self.asks.clone().filter(|_| self.is_wanted())?;
+        let (queue, task) = (self.queue.as_ref()?, self.task.as_ref()?);
         let waits = queue.front().is_some_and(|front| !front.is_impatient);
-        self.wait = waits.then(|| SharedWait::new(deadline, task));
+        self.wait = waits.then(|| SharedWait::new(queue.latest.unwrap_or(Stamp::MAX), task));
         self.waits = false;
         Some((claim, self.wait.clone()))
     }
 
-    /// Puts off the end of the wait at the server to the last end of the waiters that get the claim one after the other: it keeps its place there
-    /// when the first of them leaves.
-    pub(crate) fn put_off(&mut self) {
-        if let (Some(queue), Some(claim), Some(wait)) = (&mut self.queue, &self.asks, &self.wait)
-            && let Some(deadline) = queue.last_deadline(claim)
+    /// Puts off the end of the wait at the server for one that may get the claim after those that are there.
+    pub(crate) fn put_off(&self, waiter: &Waiter) {
+        if let (Some(claim), Some(wait)) = (&self.asks, &self.wait)
+            && waiter.options.is_served_by(claim)
         {
-            wait.put_off(deadline);
+            wait.put_off(waiter.deadline.unwrap_or(Stamp::MAX));
         }
     }
 

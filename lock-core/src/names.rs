@@ -176,8 +176,8 @@ impl Names {
             return Err((Box::new(waiter), error));
         }
         waiter.serial = serial;
+        name.put_off(&waiter);
         name.queue.get_or_insert_default().push(Box::new(waiter), is_busy);
-        name.put_off();
         let counted = self.count(name);
         let entered = match name.unkeep(|| self.releasing(), now) {
             Some((held, task)) => (serial, task, Some(held)),
@@ -255,14 +255,6 @@ impl Names {
         Ended::Releasing(name.wake())
     }
 
-    /// Has a claim released that no guard has. Returns the task if it is to be started.
-    pub(crate) fn release(&self, key: &Arc<str>, release: Release) -> Option<Arc<Notify>> {
-        let mut state = self.lock();
-        let name = state.names.entry(Arc::clone(key)).or_default();
-        name.release(release);
-        name.wake()
-    }
-
     /// The release of a claim is confirmed. Forgets the name, unless a waiter has come.
     pub(crate) fn released_at_once(&self, key: &str) -> Option<Box<Release>> {
         let mut state = self.lock();
@@ -272,23 +264,13 @@ impl Names {
         name.released(true)
     }
 
-    /// Has claims released that are kept: that of one hold, or all of them.
-    pub(crate) fn unkeep(&self, hold: Option<&Arc<Held>>, now: Stamp) -> Vec<Unkept> {
+    /// Has all claims released that are kept.
+    pub(crate) fn unkeep_all(&self, now: Stamp) -> Vec<Unkept> {
         let mut state = self.lock();
-        match hold {
-            None => state
-                .names
-                .values_mut()
-                .filter_map(|name| name.unkeep(|| self.releasing(), now))
-                .collect(),
-            Some(hold) => {
-                let name = state.names.get_mut(&hold.key);
-                let name = name.filter(|name| name.hold.as_ref().is_some_and(|there| Arc::ptr_eq(there, hold)));
-                name.and_then(|name| name.unkeep(|| self.releasing(), now))
-                    .into_iter()
-                    .collect()
-            }
-        }
+        let unkept = state.names.values_mut();
+        unkept
+            .filter_map(|name| name.unkeep(|| self.releasing(), now))
+            .collect()
     }
 
     /// Counts a request that waits for a name to share it, for as long as the result lives. Nothing is kept of that name meanwhile.

@@ -1,6 +1,6 @@
 //! The requests of this client that wait for a name, in their order.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::acquire_options::AcquireOptions;
 use crate::guard::LockGuard;
 use crate::held::Held;
 use crate::stats::Gauge;
-use crate::{Busy, Claim, Holder, LockError, LockName, Stamp};
+use crate::{Busy, Holder, LockError, LockName, Stamp};
 
 /// Shortest time limit of a first response, however short the wait is, so that a server that responds late is told from a lock that is
 /// busy.
@@ -56,9 +56,8 @@ pub(crate) enum Known {
 pub(crate) struct Queue {
     /// By their serials: in the order of their arrival.
     waiters: BTreeMap<u64, Box<Waiter>>,
-    /// The deadlines of the waiters up to the serial `run_end`, which a claim of the first one serves one after the other.
-    run: BTreeSet<(Stamp, u64)>,
-    run_end: u64,
+    /// The last deadline of those that have come; [`Stamp::MAX`] of one that waits for ever.
+    pub(crate) latest: Option<Stamp>,
     impatient: usize,
     /// Waiters up to this serial know that the lock is held.
     busy_up_to: u64,
@@ -96,11 +95,6 @@ impl Waiter {
             None => self.serial > busy_up_to && self.first_response <= now,
         }
     }
-
-    /// Its place among the deadlines of those that a claim serves.
-    fn in_run(&self) -> (Stamp, u64) {
-        (self.deadline.unwrap_or(Stamp::MAX), self.serial)
-    }
 }
 
 impl Queue {
@@ -117,26 +111,9 @@ impl Queue {
         self.waiters.last_key_value().map_or(0, |(serial, _)| *serial)
     }
 
-    /// Until when one of those waits that get the claim one after the other; [`Stamp::MAX`] if one waits for ever. `None` if the first waiter
-    /// asks for something else.
-    pub(crate) fn last_deadline(&mut self, claim: &Claim) -> Option<Stamp> {
-        self.front().filter(|front| front.options.is_served_by(claim))?;
-        for waiter in self.waiters.range(self.run_end + 1..).map(|(_, waiter)| waiter) {
-            if !waiter.options.is_served_by(claim) {
-                break;
-            }
-            self.run_end = waiter.serial;
-            self.run.insert(waiter.in_run());
-        }
-        self.run.last().map(|(deadline, _)| *deadline)
-    }
-
     /// Adds a request. One that `is_busy` knows that the lock is held.
     pub(crate) fn push(&mut self, mut waiter: Box<Waiter>, is_busy: bool) {
-        if waiter.serial <= self.run_end {
-            self.run.clear();
-            self.run_end = 0;
-        }
+        self.latest = self.latest.max(waiter.deadline.or(Some(Stamp::MAX)));
         if is_busy {
             self.busy_up_to = waiter.serial;
         }
@@ -149,7 +126,6 @@ impl Queue {
     pub(crate) fn remove(&mut self, serial: u64) -> Option<Box<Waiter>> {
         let waiter = self.waiters.remove(&serial)?;
         self.impatient -= usize::from(waiter.is_impatient);
-        self.run.remove(&waiter.in_run());
         Some(waiter)
     }
 

@@ -128,10 +128,10 @@ async fn watch(watching: Watching, mut revocations: broadcast::Receiver<Serial>)
         }
         for held in found.ended {
             if held.has_ended() {
-                core.names
-                    .unkeep(Some(&held), now)
-                    .into_iter()
-                    .for_each(ClientInner::unkept);
+                let unkept = core
+                    .names
+                    .change(&held.key, |name| name.unkeep(|| core.names.releasing(), now));
+                unkept.flatten().into_iter().for_each(ClientInner::unkept);
                 continue;
             }
             match held.lost(now) {
@@ -163,5 +163,6 @@ impl Drop for Watching {
         for held in core.watchdog.holds(None) {
             held.let_go(LossReason::RuntimeEnded, None);
         }
+        drop(core.end_lingering());
     }
 }
