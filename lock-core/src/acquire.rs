@@ -14,7 +14,7 @@ use crate::guard::LockGuard;
 use crate::held::Held;
 use crate::name_state::{Ask, Unkept};
 use crate::name_task::Begun;
-use crate::names::{Begin, Ended};
+use crate::names::{Begin, Ended, Queued};
 use crate::queue::{Answer, Waiter};
 use crate::release::Release;
 use crate::{Attempt, LockError, LockName, Mode, Options, Released, Stamp};
@@ -74,9 +74,9 @@ impl ClientInner {
         if let Some((_, task, begun)) = begun {
             self.start(&key, task, Some(begun));
         }
-        let (serial, task, unkept) = entered.unwrap_or_else(|answer| {
+        let Queued { serial, task, unkept } = entered.unwrap_or_else(|answer| {
             self.answer(vec![answer]);
-            (0, None, None)
+            Queued::default()
         });
         if let Some(held) = unkept {
             self.watchdog.forget(&held);

@@ -62,6 +62,16 @@ pub(crate) enum Begin {
     Wait,
 }
 
+/// A request that waits.
+#[derive(Default)]
+pub(crate) struct Queued {
+    pub(crate) serial: u64,
+    /// The task of the name, if it is to be started.
+    pub(crate) task: Option<Arc<Notify>>,
+    /// The hold of a claim that is kept no more.
+    pub(crate) unkept: Option<Arc<Held>>,
+}
+
 /// What becomes of a claim whose guard has ended.
 pub(crate) enum Ended {
     /// The first waiter gets it, without a request.
@@ -154,15 +164,14 @@ impl Names {
         granted.unwrap_or_default()
     }
 
-    /// Puts a request into the queue, or answers it at once. One that has begun has its serial, and comes first. Returns its serial, the task of the
-    /// name if it is to be started, and the hold of a claim that is not kept any more.
+    /// Puts a request into the queue, or answers it at once. One that has begun has its serial, and comes first.
     pub(crate) fn enter(
         &self,
         key: &Arc<str>,
         mut waiter: Waiter,
         begun: Option<u64>,
         now: Stamp,
-    ) -> Result<(u64, Option<Arc<Notify>>, Option<Arc<Held>>), Answer> {
+    ) -> Result<Queued, Answer> {
         let mut state = self.lock();
         if state.closed {
             return Err((Box::new(waiter), LockError::closed()));
@@ -179,14 +188,14 @@ impl Names {
         name.put_off(&waiter);
         name.queue.get_or_insert_default().push(Box::new(waiter), is_busy);
         let counted = self.count(name);
-        let entered = match name.unkeep(|| self.releasing(), now) {
-            Some((held, task)) => (serial, task, Some(held)),
-            None if name.hold.is_some() => (serial, None, None),
-            None => (serial, name.wake(), None),
+        let (unkept, task) = match name.unkeep(|| self.releasing(), now) {
+            Some((held, task)) => (Some(held), task),
+            None if name.hold.is_some() => (None, None),
+            None => (None, name.wake()),
         };
         drop(state);
         drop(counted);
-        Ok(entered)
+        Ok(Queued { serial, task, unkept })
     }
 
     /// Takes out a request whose caller has gone away.
