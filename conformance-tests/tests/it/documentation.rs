@@ -172,7 +172,7 @@ fn names(list: &str) -> BTreeSet<String> {
 
 /// The parameters that the backends accept, by what they say if there is an unknown one; and those of libpq.
 fn accepted() -> (BTreeSet<String>, BTreeSet<String>) {
-    let mut ours = BTreeSet::from(["max_ttl".to_owned()]);
+    let mut ours = BTreeSet::new();
     let mut libpq = BTreeSet::new();
     for address in ADDRESSES.iter().filter(|address| !address.starts_with("memory")) {
         let error = fencelock::connect_lazy(format!("{address}?unheard-of=1")).unwrap_err();
@@ -181,11 +181,15 @@ fn accepted() -> (BTreeSet<String>, BTreeSet<String>) {
             .split_once("known are ")
             .unwrap_or_else(|| panic!("{address}: {error}"));
         let (own, of_libpq) = known.split_once(", and of libpq ").unwrap_or((known, ""));
-        ours.extend(names(own));
+        ours.extend(names(own).iter().map(|name| of_any_node(name).to_owned()));
         libpq.extend(names(of_libpq));
     }
-    fencelock::connect_lazy("redlock://a,b,c?max_ttl=1m").unwrap();
     (ours, libpq)
+}
+
+/// The name of a parameter. Those of one node of Redlock have the names that they have elsewhere.
+fn of_any_node(name: &str) -> &str {
+    name.split_once('.').map_or(name, |(_, name)| name)
 }
 
 #[test]
@@ -208,8 +212,7 @@ fn the_parameters_of_addresses_in_the_documentation_are_those_that_backends_acce
             .flat_map(|span| span.split('&'))
         {
             let name = span.trim_start_matches('?').split('=').next().unwrap_or_default();
-            // Those of one node of Redlock have the names that they have elsewhere.
-            let name = name.split_once('.').map_or(name, |(_, name)| name);
+            let name = of_any_node(name);
             documented.extend((!name.is_empty()).then(|| name.to_owned()));
         }
     }

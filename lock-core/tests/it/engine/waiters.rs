@@ -222,8 +222,8 @@ async fn a_place_at_the_server_is_kept_for_the_next_that_asks_for_the_same() {
         assert!(first.await.unwrap().unwrap_err().is_busy());
         world.pass(SECOND).await;
         assert_eq!(world.server.count(Op::Try) - before, claims, "{label:?}");
-        // A wait that has ended leaves nothing at the server.
-        assert_eq!(world.server.count(Op::Release), releases);
+        // A wait that has ended leaves nothing at the server: either its claim is that of the next, or it is released.
+        assert_eq!(world.server.count(Op::Release) - releases, claims - 1, "{label:?}");
         world.server.take_away("a");
         let guard = granted(second).await;
         assert_eq!(world.server.script().asked.last(), Some(&guard.owner()));
