@@ -74,6 +74,9 @@ impl ManualClock {
 pub struct Stamp(u64);
 
 impl Stamp {
+    /// The beginning of time.
+    pub(crate) const ZERO: Self = Self(0);
+
     /// The end of time.
     pub(crate) const MAX: Self = Self(u64::MAX);
 

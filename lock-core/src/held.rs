@@ -1,8 +1,8 @@
 //! The state of a guard: the hold of a claim, which the watchdog shares.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::oneshot;
@@ -33,8 +33,9 @@ pub(crate) struct Held {
     pub(crate) since: SystemTime,
     /// The caller of that request left before it had the guard, which is about to be dropped.
     pub(crate) is_undelivered: AtomicBool,
-    /// Until when the client keeps the claim after this hold, for the next one.
-    kept_until: OnceLock<Stamp>,
+    /// Until when the client keeps the claim after this hold, for the next one, in nanoseconds. Zero if it does not. The mutex of the names orders
+    /// its changes.
+    kept_until: AtomicU64,
     /// The owner of the claim may be known as that of this hold.
     pub(crate) owner_shown: AtomicBool,
     reservation: Mutex<Reservation>,
@@ -89,7 +90,7 @@ impl Held {
         terms.run_until = self.terms.run_until;
         let mut next = Self::of(&self.core, self.grant.clone(), &self.key, terms, serial);
         next.token = token;
-        next.kept_until = self.kept_until.clone();
+        next.kept_until = AtomicU64::new(self.kept_until.load(Ordering::Relaxed));
         Arc::new(next)
     }
 
@@ -117,7 +118,7 @@ impl Held {
             since: SystemTime::now(),
             is_undelivered: AtomicBool::new(false),
             terms,
-            kept_until: OnceLock::new(),
+            kept_until: AtomicU64::new(0),
             owner_shown: AtomicBool::new(false),
             reservation: Mutex::new(Reservation::None),
             has_ended: AtomicBool::new(false),
@@ -150,11 +151,16 @@ impl Held {
         }
         let length = length.min(self.grant.lease.ttl() / 3);
         let end = self.kept_until().unwrap_or(self.terms.run_until.max(now + length));
-        self.token_until(end, now).is_some() && *self.kept_until.get_or_init(|| end) == end
+        let is_kept = self.token_until(end, now).is_some();
+        if is_kept {
+            self.kept_until.store(end.as_nanos(), Ordering::Relaxed);
+        }
+        is_kept
     }
 
     fn kept_until(&self) -> Option<Stamp> {
-        self.kept_until.get().copied()
+        let nanos = self.kept_until.load(Ordering::Relaxed);
+        (nanos > 0).then(|| Stamp::from_nanos(nanos))
     }
 
     pub(crate) fn lease(&self) -> &Lease {
@@ -300,5 +306,24 @@ impl fmt::Debug for Held {
         f.debug_struct("Held")
             .field("grant", &self.grant)
             .finish_non_exhaustive()
+    }
+}
+#[cfg(test)]
+mod sz {
+    #[test]
+    fn sz() {
+        use std::mem::size_of as s;
+        println!(
+            "Held {} Terms {} Grant {} Lease {} Reservation {} Revocation {} Stamp {} LossReason {}",
+            s::<super::Held>(),
+            s::<super::Terms>(),
+            s::<crate::Grant>(),
+            s::<crate::Lease>(),
+            s::<super::Reservation>(),
+            s::<crate::Revocation>(),
+            s::<crate::Stamp>(),
+            s::<crate::LossReason>()
+        );
+        println!("guard {}", s::<crate::LockGuard>());
     }
 }

@@ -1,6 +1,6 @@
 //! The state of the in-memory backend: holds and queues of names, leases, and the token counter.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +28,8 @@ pub(super) struct Client {
 
 #[derive(Default)]
 pub(super) struct State {
-    names: BTreeMap<LockName, Name>,
+    /// In boxes, as nodes of the map have room for more names than they hold.
+    names: BTreeMap<LockName, Box<Name>>,
     ledger: Ledger,
 }
 
@@ -48,7 +49,7 @@ struct Ledger {
 struct Name {
     /// One, or several that do not exclude each other.
     holds: Vec<Hold>,
-    queue: VecDeque<Waiter>,
+    queue: Vec<Waiter>,
 }
 
 struct Hold {
@@ -57,14 +58,18 @@ struct Hold {
     client: u64,
     acquired_at: SystemTime,
     kept: KeptUntil,
-    reserved_until: Option<Stamp>,
+    /// Zero if it is not reserved.
+    reserved_until: Stamp,
     /// Whether it is only reserved.
     is_released: bool,
 }
 
 /// Until when the store keeps a lease. All holds of a lease have the same.
 #[derive(Clone)]
-struct KeptUntil(Arc<AtomicU64>);
+enum KeptUntil {
+    Own(Stamp),
+    Shared(Arc<AtomicU64>),
+}
 
 /// A lease that locks of one client and one ttl share.
 struct Session {
@@ -144,7 +149,7 @@ impl State {
         let (reply, granted) = oneshot::channel();
         let claim = claim.clone();
         let name = self.names.entry(claim.name().clone()).or_default();
-        name.queue.push_back(Waiter { claim, client, reply });
+        name.queue.push(Waiter { claim, client, reply });
         granted
     }
 
@@ -159,18 +164,18 @@ impl State {
     }
 
     pub(super) fn renew(&mut self, lease: &Lease, now: Stamp) -> Renewal {
+        let until = now + lease.ttl();
         let kept = match lease.id() {
             LeaseId::Claim(claim) => self.at(claim.name(), now, |name, _| {
-                name.hold_of(claim).map(|hold| hold.kept.clone())
+                name.hold_of(claim).map(|hold| hold.kept.set(until))
             }),
             id @ LeaseId::Shared(_) => {
-                let session = self.ledger.sessions.iter().find(|session| session.lease.id() == id);
-                session
-                    .map(|session| session.kept.clone())
-                    .filter(|kept| now < kept.get())
+                let mut sessions = self.ledger.sessions.iter_mut();
+                let session = sessions.find(|session| session.lease.id() == id && now < session.kept.get());
+                session.map(|session| session.kept.set(until))
             }
         };
-        renewal(kept.map(|kept| kept.set(now + lease.ttl())))
+        renewal(kept)
     }
 
     /// Ends the hold of that claim, and with it what is reserved, unless that is to stay until `keep`.
@@ -183,7 +188,7 @@ impl State {
                 return name.holds.len() < held;
             }
             let hold = name.hold_of(claim);
-            hold.map(|hold| (hold.reserved_until, hold.is_released) = (keep, true))
+            hold.map(|hold| (hold.reserved_until, hold.is_released) = (keep.unwrap_or(Stamp::ZERO), true))
                 .is_some()
         });
         if is_released {
@@ -195,7 +200,7 @@ impl State {
 
     pub(super) fn reserve(&mut self, claim: &Claim, until: Stamp, now: Stamp) -> Renewal {
         renewal(self.at(claim.name(), now, |name, _| {
-            name.hold_of(claim).map(|hold| hold.reserved_until = Some(until))
+            name.hold_of(claim).map(|hold| hold.reserved_until = until)
         }))
     }
 
@@ -238,7 +243,7 @@ impl State {
                     return true;
                 }
                 ledger.lost.push((hold.grant.revoker(), LossReason::Revoked));
-                hold.is_released = hold.reserved_until.is_some_and(|until| now < until);
+                hold.is_released = now < hold.reserved_until;
                 hold.is_released
             });
             name.serve_queue(ledger, now);
@@ -280,7 +285,7 @@ impl Name {
     /// Fails if the name is used in a way that never goes together with that claim.
     fn check_kind(&self, claim: &Claim) -> Result<(), LockError> {
         let held = self.holds.first().map(|hold| &hold.grant.claim);
-        let found = held.or_else(|| self.queue.front().map(|waiter| &waiter.claim));
+        let found = held.or_else(|| self.queue.first().map(|waiter| &waiter.claim));
         match found.map(Claim::mode).filter(|found| !found.is_same_kind(claim.mode())) {
             Some(found) => Err(LockError::invalid_mode(claim.name(), claim.mode(), found)),
             None => Ok(()),
@@ -292,7 +297,7 @@ impl Name {
         let (lease, kept) = if client.shares_leases && !claim.own_lease() {
             ledger.shared_lease(client, claim.ttl(), now)
         } else {
-            (Lease::for_claim(claim, now), KeptUntil::new(now + claim.ttl()))
+            (Lease::for_claim(claim, now), KeptUntil::Own(now + claim.ttl()))
         };
         let grant = Grant::new(claim.clone(), token, lease).with_first_token(first);
         if self.holds.is_empty() {
@@ -304,7 +309,7 @@ impl Name {
             client: client.serial,
             acquired_at: SystemTime::now(),
             kept,
-            reserved_until: None,
+            reserved_until: Stamp::ZERO,
             is_released: false,
         });
         grant
@@ -312,12 +317,8 @@ impl Name {
 
     /// Serves those at the head of the queue for whom there is room. The first one for whom there is none blocks those behind it.
     fn serve_queue(&mut self, ledger: &mut Ledger, now: Stamp) {
-        while self
-            .queue
-            .front()
-            .is_some_and(|waiter| self.admits(waiter.claim.mode()))
-        {
-            let Some(waiter) = self.queue.pop_front() else { return };
+        while self.queue.first().is_some_and(|first| self.admits(first.claim.mode())) {
+            let waiter = self.queue.remove(0);
             // A waiter leaves the queue before it stops listening.
             let _ = waiter.reply.send(self.grant(waiter.client, &waiter.claim, ledger, now));
         }
@@ -352,11 +353,9 @@ impl Name {
 
 impl Hold {
     fn until(&self) -> Stamp {
-        let kept = self.kept.get();
-        match self.reserved_until {
-            Some(until) if self.is_released => until,
-            Some(until) => until.max(kept),
-            None => kept,
+        match self.is_released {
+            true => self.reserved_until,
+            false => self.reserved_until.max(self.kept.get()),
         }
     }
 
@@ -388,17 +387,23 @@ impl Hold {
 }
 
 impl KeptUntil {
-    fn new(until: Stamp) -> Self {
-        Self(Arc::new(AtomicU64::new(until.as_nanos())))
+    fn shared(until: Stamp) -> Self {
+        Self::Shared(Arc::new(AtomicU64::new(until.as_nanos())))
     }
 
     // The mutex of the store orders these.
     fn get(&self) -> Stamp {
-        Stamp::from_nanos(self.0.load(Ordering::Relaxed))
+        match self {
+            Self::Own(until) => *until,
+            Self::Shared(until) => Stamp::from_nanos(until.load(Ordering::Relaxed)),
+        }
     }
 
-    fn set(&self, until: Stamp) {
-        self.0.store(until.as_nanos(), Ordering::Relaxed);
+    fn set(&mut self, until: Stamp) {
+        match self {
+            Self::Own(own) => *own = until,
+            Self::Shared(shared) => shared.store(until.as_nanos(), Ordering::Relaxed),
+        }
     }
 }
 
@@ -427,7 +432,7 @@ impl Ledger {
         }
         self.opened += 1;
         let lease = Lease::shared(format!("session-{}", self.opened), ttl, now);
-        let kept = KeptUntil::new(now + ttl);
+        let kept = KeptUntil::shared(now + ttl);
         self.sessions.push(Session {
             client: client.serial,
             lease: lease.clone(),
