@@ -25,33 +25,37 @@ pub(crate) async fn check(location: &Location, json: bool) -> Result<ExitCode, F
         false => in_words(location, server.as_ref(), &capabilities, &steps),
     })?;
     // One thing that a person has to change is enough.
-    let refused = steps.iter().filter_map(|(_, outcome)| outcome.as_ref().err()?.as_ref());
-    let code = refused.map(|failure| failure.code).max();
-    Ok(ExitCode::from(code.unwrap_or(0)))
+    let codes = steps.iter().filter_map(|(_, outcome)| match outcome {
+        Outcome::Refused(failure) => Some(failure.code),
+        _ => None,
+    });
+    Ok(ExitCode::from(codes.max().unwrap_or(0)))
 }
 
-/// A name, and how long it took; or why it was refused, if it is supported there.
-type Step = (&'static str, Result<Duration, Option<Failure>>);
+type Step = (&'static str, Outcome);
 
-/// Why a step did not do what it is to do. None if it is not supported there.
-struct Refusal(Option<Failure>);
+enum Outcome {
+    Done(Duration),
+    NotSupported,
+    Refused(Failure),
+}
 
 /// Another answer than expected: what keeps the locks does not do what locks need.
-fn refused(why: impl Into<String>) -> Refusal {
-    Refusal(Some(Failure::configuration(why)))
+fn refused(why: impl Into<String>) -> Outcome {
+    Outcome::Refused(Failure::configuration(why))
 }
 
-impl From<LockError> for Refusal {
+impl From<LockError> for Outcome {
     fn from(error: LockError) -> Self {
         if let LockError::NotSupported { .. } = error {
-            return Self(None);
+            return Self::NotSupported;
         }
         let mut failure = Failure::from(error);
         // A lock of the check itself that is busy, or lost, is not what its user asked for.
         if failure.code != CONFIGURATION {
             failure.code = UNAVAILABLE;
         }
-        Self(Some(failure))
+        Self::Refused(failure)
     }
 }
 
@@ -89,8 +93,7 @@ async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Option<ServerInfo>
         steps.run("refuse others", refusing).await;
         let waiting = tokio::spawn(request(other, ARRIVAL * 2 + HAND_OVER));
         // There is nothing to see of a waiter before it is granted the lock. The step before shows how long a request takes.
-        let last = steps.done.last().and_then(|(_, outcome)| outcome.as_ref().ok());
-        tokio::time::sleep(ARRIVAL.max(last.map_or(ARRIVAL, |last| *last * 4)).min(ARRIVAL * 2)).await;
+        tokio::time::sleep(ARRIVAL.max(steps.last() * 4).min(ARRIVAL * 2)).await;
         let too_soon = waiting.is_finished();
         steps.run("release", guard.release()).await;
         let waited = async {
@@ -105,7 +108,7 @@ async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Option<ServerInfo>
             tokio::task::yield_now().await;
             let handing = async {
                 guard.release().await?;
-                Ok::<_, Refusal>(granted(next.await)?.release().await?)
+                Ok::<_, Outcome>(granted(next.await)?.release().await?)
             };
             steps.run("hand over", handing).await;
         }
@@ -119,7 +122,7 @@ async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Option<ServerInfo>
 }
 
 /// What a wait came to after the release.
-fn granted(waited: Result<Result<LockGuard, LockError>, JoinError>) -> Result<LockGuard, Refusal> {
+fn granted(waited: Result<Result<LockGuard, LockError>, JoinError>) -> Result<LockGuard, Outcome> {
     match waited {
         Ok(Err(LockError::TimedOut { .. })) => Err(refused(format!(
             "a waiting client was not granted the lock within {} after its release; it may lack the right to be told, or \
@@ -138,25 +141,30 @@ struct Steps {
 }
 
 impl Steps {
-    async fn run<T, E: Into<Refusal>>(
+    async fn run<T, E: Into<Outcome>>(
         &mut self,
         name: &'static str,
         work: impl Future<Output = Result<T, E>>,
     ) -> Option<T> {
         let started = Instant::now();
-        let done = match tokio::time::timeout(self.limit, work).await {
-            Ok(done) => done.map_err(|problem| problem.into().0),
+        let (outcome, value) = match tokio::time::timeout(self.limit, work).await {
+            Ok(Ok(value)) => (Outcome::Done(started.elapsed()), Some(value)),
+            Ok(Err(problem)) => (problem.into(), None),
             Err(_) => {
                 let why = format!("no end within {}", shown(self.limit));
-                Err(Some(Failure::unavailable(why)))
+                (Outcome::Refused(Failure::unavailable(why)), None)
             }
-        };
-        let (outcome, value) = match done {
-            Ok(value) => (Ok(started.elapsed()), Some(value)),
-            Err(why) => (Err(why), None),
         };
         self.done.push((name, outcome));
         value
+    }
+
+    /// How long the last step took.
+    fn last(&self) -> Duration {
+        match self.done.last() {
+            Some((_, Outcome::Done(time))) => *time,
+            _ => Duration::ZERO,
+        }
     }
 }
 
@@ -165,9 +173,9 @@ fn in_words(location: &Location, server: Option<&ServerInfo>, capabilities: &Cap
     let mut text = format!("fencelock {}, locks in {location}{named}\n", env!("CARGO_PKG_VERSION"));
     for (step, outcome) in steps {
         let _ = match outcome {
-            Ok(time) => writeln!(text, "  {step:17} ok       {:.1} ms", time.as_secs_f64() * 1_000.0),
-            Err(None) => writeln!(text, "  {step:17} not supported here"),
-            Err(Some(why)) => writeln!(text, "  {step:17} refused  {why}"),
+            Outcome::Done(time) => writeln!(text, "  {step:17} ok       {:.1} ms", time.as_secs_f64() * 1_000.0),
+            Outcome::NotSupported => writeln!(text, "  {step:17} not supported here"),
+            Outcome::Refused(why) => writeln!(text, "  {step:17} refused  {why}"),
         };
     }
     for warning in server.iter().flat_map(|server| &server.warnings) {
@@ -195,12 +203,12 @@ fn in_words(location: &Location, server: Option<&ServerInfo>, capabilities: &Cap
 
 fn in_json(location: &Location, server: Option<&ServerInfo>, capabilities: &Capabilities, steps: &[Step]) -> Value {
     let shown = steps.iter().map(|(step, outcome)| match outcome {
-        Ok(time) => json!({ "step": step, "outcome": "ok", "ms": time.as_secs_f64() * 1_000.0 }),
-        Err(None) => json!({ "step": step, "outcome": "not supported" }),
-        Err(Some(why)) => json!({ "step": step, "outcome": "refused", "why": why.to_string() }),
+        Outcome::Done(time) => json!({ "step": step, "outcome": "ok", "ms": time.as_secs_f64() * 1_000.0 }),
+        Outcome::NotSupported => json!({ "step": step, "outcome": "not supported" }),
+        Outcome::Refused(why) => json!({ "step": step, "outcome": "refused", "why": why.to_string() }),
     });
     json!({
-        "ok": !steps.iter().any(|(_, outcome)| matches!(outcome, Err(Some(_)))),
+        "ok": !steps.iter().any(|(_, outcome)| matches!(outcome, Outcome::Refused(_))),
         "version": env!("CARGO_PKG_VERSION"),
         "location": location.to_string(),
         "backend": server.map(|server| json!({ "product": server.product, "version": server.version })),

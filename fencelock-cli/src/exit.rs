@@ -42,11 +42,10 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        let (message, is_remark) = (message.into(), false);
         Self {
             code,
-            message,
-            is_remark,
+            message: message.into(),
+            is_remark: false,
         }
     }
 
@@ -85,7 +84,7 @@ impl From<LockError> for Failure {
             }
             LockError::NotSupported { .. } => {
                 let advice = "`fencelock check` tells what the locks in that place can do";
-                return Self::configuration(format!("{error:#}; {advice}"));
+                return Self::new(CONFIGURATION, format!("{error:#}; {advice}"));
             }
             LockError::Configuration { .. } | LockError::InvalidMode { .. } | LockError::UnsafeConfiguration { .. } => {
                 CONFIGURATION

@@ -11,13 +11,17 @@ pub(crate) enum Guard {
     Permit(Permit),
 }
 
-/// Does the same with either.
-macro_rules! either {
-    ($held:expr, $guard:ident => $work:expr) => {
-        match $held {
-            Guard::Lock($guard) => $work,
-            Guard::Permit($guard) => $work,
-        }
+/// Methods of both.
+macro_rules! of_either {
+    ($($name:ident: $type:ty),+) => {
+        $(
+            pub(crate) fn $name(&self) -> $type {
+                match self {
+                    Self::Lock(guard) => guard.$name(),
+                    Self::Permit(guard) => guard.$name(),
+                }
+            }
+        )+
     };
 }
 
@@ -53,22 +57,8 @@ impl Guard {
         request.await.map(Self::Lock)
     }
 
-    pub(crate) fn owner(&self) -> OwnerId {
-        either!(self, guard => guard.owner())
-    }
-
-    /// Zero once it is lost.
-    pub(crate) fn ttl(&self) -> Duration {
-        either!(self, guard => guard.ttl())
-    }
-
-    pub(crate) fn remaining(&self) -> Duration {
-        either!(self, guard => guard.remaining())
-    }
-
-    pub(crate) fn lost(&self) -> LossSignal {
-        either!(self, guard => guard.lost())
-    }
+    // The ttl is zero once it is lost.
+    of_either! { owner: OwnerId, ttl: Duration, remaining: Duration, lost: LossSignal }
 
     /// Permits have none: several work at once.
     pub(crate) fn token(&self) -> Option<FencingToken> {
@@ -79,11 +69,17 @@ impl Guard {
     }
 
     pub(crate) async fn renew_now(&self) -> Result<(), LockError> {
-        either!(self, guard => guard.renew_now().await)
+        match self {
+            Self::Lock(guard) => guard.renew_now().await,
+            Self::Permit(guard) => guard.renew_now().await,
+        }
     }
 
     pub(crate) async fn release(self) -> Result<ReleaseOutcome, LockError> {
-        either!(self, guard => guard.release().await)
+        match self {
+            Self::Lock(guard) => guard.release().await,
+            Self::Permit(guard) => guard.release().await,
+        }
     }
 }
 

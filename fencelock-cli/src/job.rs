@@ -18,7 +18,7 @@ use crate::exit::{Failure, LOST};
 use crate::guard::{Guard, loss};
 use crate::location::Location;
 use crate::output::say;
-use crate::signals::{Signals, write_from_background};
+use crate::signals::{Received, Signals, write_from_background};
 use crate::timing::{Instant, Times, Timing, now};
 use crate::watchdog::{KILL_TAKES, Watchdog};
 
@@ -51,10 +51,10 @@ pub(crate) struct End {
     pub(crate) was_over: bool,
     /// Processes that it left behind were ended with it.
     pub(crate) had_leftovers: bool,
-    /// Processes are left that got SIGKILL.
-    pub(crate) is_left: bool,
-    /// The command was in the job of `fencelock` on a terminal.
-    pub(crate) on_terminal: bool,
+    /// Why processes are left that got SIGKILL.
+    pub(crate) left: Option<&'static str>,
+    /// Ctrl-C was typed.
+    pub(crate) interrupted: bool,
 }
 
 /// A command that runs under a lock.
@@ -90,9 +90,10 @@ impl Job {
         let children = signal(SignalKind::child()).map_err(failed)?;
         // Without a terminal the command has a group of its own.
         let shared = has_terminal().then(own_group).flatten();
-        let timing = match shared {
-            Some(_) => timing.in_shared_group(),
-            None => timing,
+        let timing = if shared.is_some() {
+            timing.in_shared_group()
+        } else {
+            timing
         };
         let name = &run.name;
         let around = env::var(OWNERS).map(|owners| owners + " ").unwrap_or_default();
@@ -101,7 +102,7 @@ impl Job {
         let set = [("FENCELOCK_NAME", name.clone()), (OWNERS, owners)]
             .into_iter()
             .chain(token);
-        let starter = Starter::start(command, set, shared.is_none()).map_err(failed)?;
+        let starter = Starter::start(command, set, &signals.blocked(), shared.is_none()).map_err(failed)?;
         let target = Target {
             command: starter.pid,
             group: shared.unwrap_or(starter.pid),
@@ -135,65 +136,39 @@ impl Job {
             max_hold: run.max_hold.map(|longest| now().saturating_add(longest)),
             signals,
             children,
-            end: End {
-                on_terminal: target.is_shared(),
-                ..End::default()
-            },
+            end: End::default(),
         })
     }
 
-    /// Keeps the lock until the command, and what it has left in a group of its own, has ended.
+    /// Keeps the lock until the command, and what it has left in its group, has ended.
     pub(crate) async fn run(&mut self, guard: &Guard) {
-        let (loss, mut settled, mut pause) = (guard.lost(), None, FIRST_LOOK);
-        loop {
-            self.reap();
-            // Also at its end: the watchdog may have ended it while this process was stopped.
-            if settled.is_none() {
-                self.look_at_time(guard);
-            }
-            let is_over = self.end.status.is_some();
-            if is_over {
-                if self.is_in_group() || !self.target.is_left() {
-                    break;
-                }
-                // What is left ends with the command.
-                let is_due = now() >= *settled.get_or_insert_with(|| now() + SETTLE) || guard.remaining().is_zero();
-                if self.end.cause.is_none() && !self.end.had_leftovers && is_due {
-                    self.end.had_leftovers = true;
-                    self.end_now();
-                }
-                pause = LAST_LOOK.min(pause * 2);
+        let loss = guard.lost();
+        while self.end.status.is_none() && !self.is_given_up() {
+            // On time for SIGTERM, so that this process leaves a group that it shares before SIGKILL.
+            let left = self.watchdog.times.term_at.saturating_sub(now());
+            let look = if self.end.cause.is_none() {
+                self.look.min(left)
             } else {
-                // On time for SIGTERM, so that this process leaves a group that it shares before SIGKILL.
-                let left = self.watchdog.times.term_at.saturating_sub(now());
-                pause = match self.end.cause {
-                    None => self.look.min(left),
-                    Some(_) => self.look,
-                };
-            }
-            // Even SIGKILL had no effect.
-            let is_ended = self.end.cause.is_some() || self.end.had_leftovers;
-            if is_ended && now() >= self.watchdog.times.kill_at + KILL_TAKES {
-                self.end.is_left = true;
-                break;
-            }
+                self.look
+            };
             tokio::select! {
                 biased;
-                _ = self.children.recv() => {}
-                signal = self.signals.receive() => self.pass_on(signal as i32),
-                reason = loss.wait(), if self.end.cause.is_none() && !is_over => self.ended_by(Cause::Lost(reason)),
-                () = sleep(pause) => {}
+                _ = self.children.recv() => self.reap(),
+                signal = self.signals.receive() => self.pass_on(signal),
+                reason = loss.wait(), if self.end.cause.is_none() => self.ended_by(Cause::Lost(reason)),
+                () = sleep(look) => {}
             }
+            self.look_at_time(guard);
         }
+        // What has ended the command may be told after its end.
+        while let Some(signal) = self.signals.arrived() {
+            self.pass_on(signal);
+        }
+        self.end_leftovers(guard).await;
         // A release may last longer than the lease. Nothing is to be ended then, least of all the group that a command on a terminal shares.
-        if self.end.cause.is_none() && !self.end.is_left {
+        if self.end.cause.is_none() && self.end.left.is_none() {
             self.watchdog.set(Times::never());
         }
-    }
-
-    /// Whether this process is in the group of the command, which is the whole job then.
-    fn is_in_group(&self) -> bool {
-        self.target.is_shared() && (self.end.cause.is_none() || own_group() == Some(self.target.group))
     }
 
     /// What became of the command, once its lock is released. Nothing is left to watch.
@@ -219,9 +194,10 @@ impl Job {
 
     /// Has the watchdog end the command by then.
     fn end_at(&mut self, kill_at: Instant) {
-        let grace = match self.was_told {
-            true => self.timing.shortest_grace,
-            false => self.timing.grace,
+        let grace = if self.was_told {
+            self.timing.shortest_grace
+        } else {
+            self.timing.grace
         };
         self.watchdog.set(Times::new(kill_at, grace));
     }
@@ -243,8 +219,13 @@ impl Job {
 
     /// SIGTERM now, and the grace from now on.
     fn end_now(&mut self) {
-        let times = Times::new(self.watchdog.times.kill_at, self.timing.grace);
-        self.watchdog.set(times.now());
+        self.watchdog
+            .set(Times::new(self.watchdog.times.kill_at, self.timing.grace).now());
+    }
+
+    /// Whether even SIGKILL had no effect.
+    fn is_given_up(&self) -> bool {
+        (self.end.cause.is_some() || self.end.had_leftovers) && now() >= self.watchdog.times.kill_at + KILL_TAKES
     }
 
     /// Takes note of children that have ended, or of a watchdog that was stopped.
@@ -270,31 +251,59 @@ impl Job {
                 "no process can be started that would end the command in time: {error}"
             ));
             self.ended_by(Cause::Unwatched);
-            let _ = match self.is_in_group() {
+            let _ = match own_group() == Some(self.target.group) {
                 true => kill_process(self.target.command, Signal::KILL),
                 false => self.target.signal(Signal::KILL),
             };
         }
     }
 
-    fn pass_on(&mut self, signal: i32) {
-        let Some(signal) = Signal::from_named_raw(signal) else {
+    fn pass_on(&mut self, signal: Received) {
+        self.end.interrupted |= signal.is_ctrl_c();
+        let Some(named) = Signal::from_named_raw(signal.number) else {
             return;
         };
         let passed_on = match self.target.is_shared() {
-            // The command has got what is typed at the terminal, or is gone, and its number may be that of another process.
-            true if matches!(signal, Signal::INT | Signal::QUIT) || self.end.status.is_some() => return,
-            true => kill_process(self.target.command, signal),
-            false => self.target.signal(signal),
+            // It has got it from the terminal, or is gone, and its number may be that of another process.
+            true if signal.typed || self.end.status.is_some() => return,
+            true => kill_process(self.target.command, named),
+            false => self.target.signal(named),
         };
-        tracing::debug!(target: "fencelock", ?signal, ?passed_on, "passed on");
+        tracing::debug!(target: "fencelock", signal = signal.number, ?passed_on, "passed on");
         // The watchdog's own SIGTERM reaches this process too if it shares the group.
         let is_late = now() >= self.watchdog.times.term_at;
-        if signal == Signal::TERM && self.end.cause.is_none() && !is_late {
+        if named == Signal::TERM && self.end.cause.is_none() && !is_late {
             // A process that kills this one next has waited for the end of the command. A `fencelock run` around this one does that
             // when its own lock ends, and everything below it has to go then.
             self.was_told = true;
             self.end_at(self.watchdog.times.kill_at);
+        }
+    }
+
+    /// The command has ended: what it has left in a group of its own ends with it.
+    async fn end_leftovers(&mut self, guard: &Guard) {
+        if self.target.is_shared() && (self.end.cause.is_none() || own_group() == Some(self.target.group)) {
+            // The group is the whole job, and this process is in it.
+            self.end.left = (self.end.status.is_none()).then(|| self.target.why_left());
+            return;
+        }
+        let settled = now() + SETTLE;
+        let mut look = FIRST_LOOK;
+        while self.target.is_left() {
+            let is_due = now() >= settled || guard.remaining().is_zero();
+            if self.end.cause.is_none() && !self.end.had_leftovers && is_due {
+                self.end.had_leftovers = true;
+                self.end_now();
+            }
+            if self.is_given_up() {
+                self.end.left = Some(self.target.why_left());
+                return;
+            }
+            tokio::select! {
+                signal = self.signals.receive() => self.pass_on(signal),
+                () = sleep(look) => look = LAST_LOOK.min(look * 2),
+            }
+            self.reap();
         }
     }
 }
@@ -311,7 +320,7 @@ fn own_group() -> Option<Pid> {
 }
 
 /// Whether this process has a terminal.
-pub(crate) fn has_terminal() -> bool {
+fn has_terminal() -> bool {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     open("/dev/tty", flags, Mode::empty()).is_ok()
 }

@@ -4,13 +4,16 @@
 //! `fencelock` cannot. How they work together is described in `docs/run.md`.
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-compile_error!("the fencelock command needs Linux: timers that run on in suspend, processes as descriptors, and /proc");
+compile_error!(
+    "the fencelock command needs Linux: timers that run on in suspend, signals and processes as descriptors, and /proc"
+);
 
 mod args;
 mod check;
 mod command;
 mod exit;
 mod guard;
+mod inherited;
 mod job;
 mod location;
 mod locks;
@@ -32,6 +35,7 @@ use exit::Failure;
 use location::Location;
 
 fn main() -> ExitCode {
+    inherited::keep_closed();
     let mut args = env::args_os();
     match args.next() {
         Some(name) if name == watchdog::NAME => return watchdog::main(args),
@@ -52,11 +56,11 @@ fn carry_out(Cli { common, command }: Cli) -> Result<ExitCode, Failure> {
     output::start(common.quiet, common.verbose);
     let url = common.url;
     match command {
-        Command::Run(run) => on(url, async |location| run::run(location, run).await),
-        Command::Holder(of) => on(url, async |location| locks::holder(location, &of).await),
-        Command::List(list) => on(url, async |location| locks::list(location, &list).await),
-        Command::Release(release) => on(url, async |location| locks::release(location, &release).await),
-        Command::Check(check) => on(url, async |location| check::check(location, check.json).await),
+        Command::Run(run) => at(url, async |location| run::run(location, run).await),
+        Command::Holder(of) => at(url, async |location| locks::holder(location, &of).await),
+        Command::List(list) => at(url, async |location| locks::list(location, &list).await),
+        Command::Release(release) => at(url, async |location| locks::release(location, &release).await),
+        Command::Check(check) => at(url, async |location| check::check(location, check.json).await),
         #[cfg(feature = "postgres")]
         Command::Schema(of) => {
             let args::Database::Postgres = of.database;
@@ -69,7 +73,7 @@ fn carry_out(Cli { common, command }: Cli) -> Result<ExitCode, Failure> {
 }
 
 /// Works on the locks at that address.
-fn on(
+fn at(
     url: Option<String>,
     work: impl AsyncFnOnce(&Location) -> Result<ExitCode, Failure>,
 ) -> Result<ExitCode, Failure> {

@@ -12,6 +12,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::{EnvFilter, Registry, fmt};
 
 use crate::exit::{Failure, OUTPUT};
+use crate::inherited;
 
 static QUIET: AtomicBool = AtomicBool::new(false);
 
@@ -42,9 +43,9 @@ pub(crate) fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// One line on stderr, in one piece: other processes may write there at the same time. Its reader may be gone, which is no reason to stop.
+/// One line on stderr. Its reader may be gone, which is no reason to stop.
 pub(crate) fn say(line: impl Display) {
-    let _ = stderr().write_all(format!("fencelock: {line}\n").as_bytes());
+    let _ = writeln!(stderr(), "fencelock: {line}");
 }
 
 /// One line on stderr that is no error; nothing with `--quiet`.
@@ -68,10 +69,10 @@ pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
 
 /// The result of writing to stdout. A reader that has seen enough is no error.
 pub(crate) fn written(written: io::Result<()>) -> Result<ExitCode, Failure> {
+    let refused = |why: &dyn Display| Failure::new(OUTPUT, format!("stdout cannot be written: {why}"));
     match written.and_then(|()| stdout().flush()) {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::new(OUTPUT, format!("stdout cannot be written: {e}")))
-        }
+        _ if inherited::is_stdout_closed() => Err(refused(&"it is closed")),
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(refused(&e)),
         _ => Ok(ExitCode::SUCCESS),
     }
 }

@@ -7,19 +7,18 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use fencelock::{LockError, LockName, LockRequest, Locks, LossReason, Mode, ReleaseOutcome};
-use nix::sys::signal::Signal;
+use rustix::process::Signal;
 use tokio::time::{sleep, timeout};
 
 use crate::args::Run;
-use crate::command::WHY_LEFT;
 use crate::exit::{Failure, LOST, by_signal};
 use crate::guard::{Guard, loss};
-use crate::job::{Cause, End, Job, OWNERS, has_terminal};
+use crate::job::{Cause, End, Job, OWNERS};
 use crate::location::{LEAVING, Location, leave};
 use crate::locks::held_by;
 use crate::manual::NO_COMMAND;
 use crate::output::{is_quiet, remark, say};
-use crate::signals::{Signals, die_of_interrupt};
+use crate::signals::{Received, Signals, die_of_interrupt};
 use crate::timing::{Timing, shown};
 
 /// Waits for the lock, runs the command under it, and releases it.
@@ -47,10 +46,10 @@ pub(crate) async fn run(location: &Location, run: Run) -> Result<ExitCode, Failu
         Ok(guard) => guard,
         Err(signal) => {
             leave(&locks).await;
-            if signal == Signal::SIGINT && has_terminal() {
+            if signal.is_ctrl_c() {
                 die_of_interrupt();
             }
-            return Ok(ExitCode::from(by_signal(signal as i32)));
+            return Ok(ExitCode::from(by_signal(signal.number)));
         }
     };
     let mut job = match Job::start(&guard, location, &run, &command, timing, signals).await {
@@ -61,21 +60,21 @@ pub(crate) async fn run(location: &Location, run: Run) -> Result<ExitCode, Failu
         }
     };
     job.run(&guard).await;
-    let (signal, ttl) = (guard.lost(), shown(guard.ttl()));
+    let (signal, ttl) = (guard.lost(), guard.ttl());
     let released = guard.release().await;
     let mut end = job.done();
     match (&released, &end.cause) {
         (Ok(ReleaseOutcome::AlreadyLost), None) => {
             // The command had ended by then.
+            let reason = loss(&signal).await.filter(|reason| *reason != LossReason::Expired);
+            end.cause = reason.map(|reason| match reason {
+                LossReason::Released => Cause::Lost(LossReason::NotHeld),
+                reason => Cause::Lost(reason),
+            });
             end.was_over = true;
-            end.cause = match loss(&signal).await {
-                Some(LossReason::Expired) | None => None,
-                Some(LossReason::Released) => Some(Cause::Lost(LossReason::NotHeld)),
-                Some(reason) => Some(Cause::Lost(reason)),
-            };
         }
         (Err(error), None) => {
-            let failure = Failure::from(error.clone());
+            let (failure, ttl) = (Failure::from(error.clone()), shown(ttl));
             say(format_args!("{failure}; the lock frees itself within {ttl}"));
         }
         _ => {}
@@ -139,7 +138,7 @@ async fn acquire(
     run: &Run,
     location: &Location,
     signals: &mut Signals,
-) -> Result<Result<Guard, Signal>, Failure> {
+) -> Result<Result<Guard, Received>, Failure> {
     let acquiring = ask(locks, run);
     let telling = async {
         sleep(Duration::from_secs(1)).await;
@@ -193,42 +192,48 @@ async fn who_holds(locks: &Locks, run: &Run) -> String {
 fn report(name: &LockName, end: &End, trouble: Option<LockError>) -> ExitCode {
     if let Some(cause) = end.cause {
         let what = match cause {
-            Cause::Unwatched => "could not be guarded any more".to_owned(),
-            Cause::Lost(LossReason::MaxHold) => "was held for as long as --max-hold permits".to_owned(),
+            Cause::Unwatched => format!("the lock {name} could not be guarded any more"),
+            Cause::Lost(LossReason::MaxHold) => format!("the lock {name} was held for as long as --max-hold permits"),
             Cause::Lost(LossReason::Expired) => {
                 // What keeps it from being released has most likely kept it from being renewed.
                 let trouble = trouble.map(|error| format!(" ({})", Failure::from(error)));
-                format!("could not be renewed in time{}", trouble.unwrap_or_default())
+                format!(
+                    "the lock {name} could not be renewed in time{}",
+                    trouble.unwrap_or_default()
+                )
             }
-            Cause::Lost(reason) => format!("was lost: {reason}"),
+            Cause::Lost(reason) => format!("the lock {name} was lost: {reason}"),
         };
-        let fate = match (end.is_left, end.status) {
-            (true, None) => format!("the command was told to end, and runs on without the lock: {WHY_LEFT}"),
-            (true, Some(_)) => format!("the command was ended, but processes that it had started run on: {WHY_LEFT}"),
+        let fate = match (end.left, end.status) {
+            (Some(why), None) => format!("the command was told to end, and runs on without the lock: {why}"),
+            (Some(why), Some(_)) => format!("the command was ended, but processes that it had started run on: {why}"),
             _ if end.was_over => "the command had just ended".to_owned(),
             _ => "the command was ended".to_owned(),
         };
-        say(format_args!("the lock {name} {what}; {fate}"));
+        say(format_args!("{what}; {fate}"));
         return ExitCode::from(LOST);
     }
-    match (end.had_leftovers, end.is_left) {
-        (true, false) => remark(
+    match (end.had_leftovers, end.left) {
+        (true, None) => remark(
             "the command ended, but processes that it had started still ran, such as jobs in the background; they were ended, as the lock \
              ends with the command (start with setsid what is to stay)",
         ),
-        (true, true) => say(format_args!(
-            "the command ended, but processes that it had started run on without the lock: {WHY_LEFT}"
+        (true, Some(why)) => say(format_args!(
+            "the command ended, but processes that it had started run on without the lock: {why}"
         )),
         (false, _) => {}
     }
-    let signal = end.status.and_then(|status| status.terminating_signal());
-    if signal == Some(Signal::SIGINT as i32) && end.on_terminal {
-        // A shell shows 130 either way, and ends its loop or script only if this process dies of the signal.
-        die_of_interrupt();
+    match end.status.and_then(|status| status.terminating_signal()) {
+        Some(signal) => {
+            if end.interrupted && signal == Signal::INT.as_raw() {
+                // A shell shows 130 either way, and ends its loop or script only if this process dies of the signal.
+                die_of_interrupt();
+            }
+            ExitCode::from(by_signal(signal))
+        }
+        None => {
+            let code = end.status.and_then(|status| status.exit_status());
+            ExitCode::from(code.map_or(LOST, |code| code as u8))
+        }
     }
-    let code = end.status.and_then(|status| status.exit_status());
-    ExitCode::from(match signal {
-        Some(signal) => by_signal(signal),
-        None => code.map_or(LOST, |code| code as u8),
-    })
 }

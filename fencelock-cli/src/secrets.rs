@@ -4,7 +4,8 @@
 pub(crate) fn without_secrets(text: &str) -> String {
     let is_end = |c: char| c.is_whitespace() || "'\"`<>".contains(c);
     let words = text.split_inclusive(is_end).map(|word| {
-        let (address, end) = word.split_at(word.trim_end_matches(is_end).len());
+        let end = word.strip_suffix(is_end).map_or(word.len(), str::len);
+        let (address, end) = word.split_at(end);
         address_without_secrets(address) + end
     });
     words.collect()
@@ -12,10 +13,11 @@ pub(crate) fn without_secrets(text: &str) -> String {
 
 /// Takes the same out of what is an address as a whole, or was meant to be one.
 pub(crate) fn address_without_secrets(address: &str) -> String {
-    let Some((scheme, rest)) = address.split_once([':', '=']) else {
+    let Some(scheme_ends) = address.find([':', '=']) else {
         return address.to_owned();
     };
-    if address[scheme.len()..].starts_with('=') {
+    let (scheme, rest) = (&address[..scheme_ends], &address[scheme_ends + 1..]);
+    if address[scheme_ends..].starts_with('=') {
         // As libpq has it, if it is not read from an address.
         return match scheme.to_ascii_lowercase().contains("password") {
             true => format!("{scheme}=..."),
@@ -51,6 +53,7 @@ mod tests {
             ("postgres://host/d?password=hunter2&x=1", "postgres://host/d?..."),
             ("'etcd://a:hun@ter2@h?k=v' is", "'etcd://...@h?...' is"),
             ("two a://x:y@b c://d:e@f", "two a://...@b c://...@f"),
+            ("sqlite:///var/lib/locks.db", "sqlite:///var/lib/locks.db"),
             ("redis+unix:/r.sock?password=hunter2", "redis+unix:/r.sock?..."),
             ("redis:joe:hunter2@host/0", "redis:...@host/0"),
             ("joe:hunter2@host is no command", "joe:...@host is no command"),
@@ -63,5 +66,7 @@ mod tests {
         }
         // Only an address as a whole may hold blanks.
         assert_eq!(address_without_secrets("redis://joe:hun ter2@host"), "redis://...@host");
+        let path = "sqlite:/srv/two words.db";
+        assert_eq!(address_without_secrets(path), path);
     }
 }

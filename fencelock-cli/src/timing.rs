@@ -22,8 +22,10 @@ pub(crate) struct Times {
 
 impl Times {
     pub(crate) fn new(kill_at: Instant, grace: Duration) -> Self {
-        let term_at = kill_at.saturating_sub(grace);
-        Self { term_at, kill_at }
+        Self {
+            term_at: kill_at.saturating_sub(grace),
+            kill_at,
+        }
     }
 
     /// Longer than any release takes.
@@ -33,9 +35,12 @@ impl Times {
 
     /// Both now or earlier than so far: SIGTERM at once, and the same grace as so far.
     pub(crate) fn now(self) -> Self {
-        let (term_at, grace) = (now(), self.kill_at.saturating_sub(self.term_at));
-        let kill_at = self.kill_at.min(term_at + grace);
-        Self { term_at, kill_at }
+        let term_at = now();
+        let grace = self.kill_at.saturating_sub(self.term_at);
+        Self {
+            term_at,
+            kill_at: self.kill_at.min(term_at + grace),
+        }
     }
 }
 
@@ -67,10 +72,9 @@ impl Timing {
                 "a grace of {grace} does not fit into {ttl}: give at most {largest}, or a longer --ttl (and --max-hold)"
             ));
         }
-        let shortest_grace = Duration::ZERO;
         Ok(Self {
             grace,
-            shortest_grace,
+            shortest_grace: Duration::ZERO,
             margin,
         })
     }
@@ -104,6 +108,7 @@ mod tests {
         let ms = Duration::from_millis;
         for (ttl, usual, largest) in [
             (600_000, 5_000, 199_000),
+            (30_000, 5_000, 9_000),
             (15_000, 4_000, 4_000),
             (1_000, 233, 233),
             (100, 13, 13),
@@ -114,11 +119,17 @@ mod tests {
             assert!(refused.contains(&shown(ms(largest))), "{refused}");
             for grace in [0, largest] {
                 let timing = Timing::fit(ms(ttl), Some(ms(grace))).unwrap();
-                for timing in [timing, timing.in_shared_group()] {
+                let shared = timing.in_shared_group();
+                assert!(timing.grace == ms(grace) && shared.shortest_grace >= ms(10));
+                for timing in [timing, shared] {
                     assert!(timing.shortest_grace <= timing.grace);
                     assert!(timing.grace + timing.margin <= ms(ttl).max(ms(90)) / 3, "{ttl}");
                 }
             }
+            let times = Times::new(now() + ms(ttl), ms(largest));
+            let sooner = times.now();
+            assert!(sooner.kill_at <= times.kill_at && sooner.term_at <= now());
         }
+        assert!(Timing::fit(ms(1_000), Some(Duration::MAX)).is_err());
     }
 }

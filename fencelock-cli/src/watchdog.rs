@@ -24,7 +24,7 @@ use rustix::time::{
 };
 use tokio::time::timeout;
 
-use crate::command::{Target, WHY_LEFT};
+use crate::command::Target;
 use crate::exit::{Failure, USAGE};
 use crate::location::{Location, runtime};
 use crate::output::say;
@@ -123,19 +123,17 @@ pub(crate) fn main(args: ArgsOs) -> ExitCode {
     let [name, owner] = [0, 1].map(|at| args.get(at).map_or("", String::as_str));
     let [command, group] = [2, 3].map(|at| Pid::from_raw(args.get(at)?.parse().ok()?));
     let target = command.zip(group).map(|(command, group)| Target { command, group });
-    match target.ok_or_else(not_for_people).and_then(|target| watch(name, target)) {
-        Ok(is_to_be_released) => {
-            // What stays reserved has no owner here.
-            if let (true, Ok(owner)) = (is_to_be_released, owner.parse()) {
-                release(name, owner);
-            }
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
+    let watched = target.ok_or_else(not_for_people).and_then(|target| watch(name, target));
+    match (watched, owner.parse()) {
+        (Ok(true), Ok(owner)) => release(name, owner),
+        // What stays reserved has no owner here.
+        (Ok(_), _) => {}
+        (Err(error), _) => {
             say(format_args!("the watchdog of the lock {name} failed: {error}"));
-            ExitCode::from(USAGE)
+            return ExitCode::from(USAGE);
         }
     }
+    ExitCode::SUCCESS
 }
 
 fn not_for_people() -> io::Error {
@@ -191,10 +189,11 @@ fn wait(timer: &OwnedFd, at: Option<Instant>) -> io::Result<bool> {
 
 /// The times in a line of the pipe.
 fn times(line: &str) -> Option<Times> {
-    let times = line.trim_end().split_once(' ')?;
-    let [term_at, kill_at] = [times.0, times.1].map(|at| at.parse().ok().map(Duration::from_nanos));
-    let (term_at, kill_at) = term_at.zip(kill_at)?;
-    Some(Times { term_at, kill_at })
+    let (term_at, kill_at) = line.trim_end().split_once(' ')?;
+    Some(Times {
+        term_at: Duration::from_nanos(term_at.parse().ok()?),
+        kill_at: Duration::from_nanos(kill_at.parse().ok()?),
+    })
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -280,8 +279,9 @@ impl Watched<'_> {
                 return true;
             }
             if self.phase == Phase::Killed && now() >= self.times.kill_at + KILL_TAKES {
+                let why = self.target.why_left();
                 say(format_args!(
-                    "processes of the command under the lock {name} could not be ended: {WHY_LEFT}"
+                    "processes of the command under the lock {name} could not be ended: {why}"
                 ));
                 return false;
             }

@@ -20,8 +20,9 @@ fn rows<'a>(page: &'a str, title: &str) -> Vec<Vec<&'a str>> {
     let tables = page.split("\n\n").map(str::trim);
     let tables = tables.filter(|table| table.starts_with(&format!("| {title} |")));
     let rows = tables.flat_map(|table| table.lines().skip(2));
-    let cells = |row: &'a str| row.trim_matches('|').split('|').map(str::trim).collect();
-    let rows: Vec<Vec<_>> = rows.map(cells).collect();
+    let rows: Vec<_> = rows
+        .map(|row| row.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
     assert!(!rows.is_empty(), "there is no table whose first column is {title:?}");
     rows
 }
@@ -36,23 +37,22 @@ fn variants(source: &str, name: &str) -> BTreeSet<String> {
     let (body, _) = body.split_once("\n}\n").unwrap();
     let items = body.lines().filter_map(|line| line.strip_prefix("    "));
     let variants = items.filter(|item| item.starts_with(|c: char| c.is_ascii_uppercase()));
-    let is_end = |c: char| !c.is_ascii_alphanumeric();
-    variants
-        .map(|item| format!("{name}::{}", item.split(is_end).next().unwrap()))
-        .collect()
+    let end = |item: &str| item.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(item.len());
+    variants.map(|item| format!("{name}::{}", &item[..end(item)])).collect()
+}
+
+/// The entries of a table whose first cell is one code span.
+fn entries(title: &str) -> BTreeSet<String> {
+    let rows = rows(PAGE, title);
+    let entries: BTreeSet<_> = rows.iter().map(|row| code_spans(row[0]).concat()).collect();
+    assert_eq!(entries.len(), rows.len(), "an entry stands there twice");
+    entries
 }
 
 #[test]
 fn every_error_and_every_reason_of_a_loss_has_its_entry() {
-    for (title, variants) in [
-        ("variant", variants(ERRORS, "LockError")),
-        ("reason", variants(LOSSES, "LossReason")),
-    ] {
-        let rows = rows(PAGE, title);
-        let entries: BTreeSet<_> = rows.iter().map(|row| code_spans(row[0]).concat()).collect();
-        assert_eq!(entries.len(), rows.len(), "an entry stands there twice");
-        assert_eq!(entries, variants);
-    }
+    assert_eq!(entries("variant"), variants(ERRORS, "LockError"));
+    assert_eq!(entries("reason"), variants(LOSSES, "LossReason"));
 }
 
 #[test]
@@ -66,10 +66,10 @@ fn the_texts_of_losses_are_those_of_the_code() {
         LossReason::Released,
         LossReason::RuntimeEnded,
     ];
+    let texts = reasons.map(|reason| [format!("`LossReason::{reason:?}`"), format!("`{reason}`")]);
     let rows = rows(PAGE, "reason");
-    assert_eq!(rows.len(), reasons.len());
-    for reason in reasons {
-        let text = [format!("`LossReason::{reason:?}`"), format!("`{reason}`")];
+    assert_eq!(rows.len(), texts.len());
+    for text in texts {
         assert!(rows.iter().any(|row| row[..2] == text), "{text:?}");
     }
 }
@@ -134,15 +134,17 @@ fn every_exit_code_has_its_entry() {
         let codes: BTreeSet<u8> = cells.iter().filter_map(|cell| cell.parse().ok()).collect();
         assert_eq!(codes, own, "{title}");
         assert!(
-            ["the command's", "128 + n"].iter().all(|other| cells.contains(other)),
+            cells.contains(&"the command's") && cells.contains(&"128 + n"),
             "{title}"
         );
     }
     let help = World::new().run("run --help").stdout;
     let (_, shown) = help.split_once("Exit codes:").unwrap();
-    let first_words = shown.lines().filter_map(|line| line.split_whitespace().next());
-    for code in first_words.filter_map(|word| word.parse().ok()) {
-        assert!(code == 128 || own.contains(&code), "{code}");
+    let numbers = shown
+        .lines()
+        .filter_map(|line| line.split_whitespace().next()?.parse::<u8>().ok());
+    for code in numbers.filter(|code| *code != 128) {
+        assert!(own.contains(&code), "{code}");
     }
 }
 
@@ -158,7 +160,7 @@ fn sources(package: &str) -> Vec<String> {
                 folders.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let text = fs::read_to_string(&path).unwrap();
-                let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+                let (code, _) = text.split_once("#[cfg(test)]\nmod tests").unwrap_or((&text, ""));
                 let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
                 let code = code.collect::<Vec<_>>().join("\n");
                 let literals: String = code.split("\\\n").map(str::trim_start).collect();

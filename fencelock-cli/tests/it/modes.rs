@@ -26,6 +26,9 @@ pub(crate) fn several_hold_a_lock_as_far_as_their_modes_go_together(backend: Bac
         assert_eq!(world.holder()["mode"], "shared");
         world.run("list").shows(0, &["  shared  "]);
         reader.stop();
+        let writer = world.sleeper("");
+        world.run("run -n -s lock -- true").ends_with(75);
+        writer.stop();
     }
     let world = World::on(backend);
     if is_supported(&world, "--max-holders 2") {
@@ -60,6 +63,7 @@ fn the_longest_hold_ends_the_command() {
 #[test]
 fn the_shortest_hold_keeps_the_lock_taken_after_the_command_and_after_a_kill() {
     for (option, signal, by) in [
+        ("--min-hold", Signal::TERM, ", reserved by "),
         ("--at-least", Signal::TERM, ", reserved by "),
         ("--min-hold", Signal::KILL, ""),
     ] {

@@ -3,7 +3,9 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
 use std::time::Duration;
 
 use test_servers::{self as servers, Kind};
@@ -24,8 +26,7 @@ pub(crate) enum Backend {
 /// A namespace on a server that tests share, or a server of a test's own. The server ends with the last who uses it.
 pub(crate) struct Server {
     running: Arc<Running>,
-    /// How the command reaches it.
-    pub(crate) url: String,
+    address: String,
 }
 
 struct Running {
@@ -44,19 +45,24 @@ impl Server {
         *shared = Arc::downgrade(&running);
         let namespace = NAMESPACES.fetch_add(1, Ordering::Relaxed);
         // With the patience of a busy machine.
-        let url = format!("{}?namespace=test-{namespace}&op_timeout=30s", running.address());
-        Self { running, url }
+        let address = format!("{}?namespace=test-{namespace}&op_timeout=30s", running.address());
+        Self { running, address }
     }
 
     /// On a server that no other test uses, which may be harmed.
     pub(crate) fn own(backend: Backend) -> Self {
         let running = Running::start(backend);
-        let url = running.address();
-        Self { running, url }
+        let address = running.address();
+        Self { running, address }
     }
 
     pub(crate) fn authority(&self) -> &str {
         self.running.server.authority()
+    }
+
+    /// How the command reaches it.
+    pub(crate) fn url(&self) -> String {
+        self.address.clone()
     }
 
     /// Runs asynchronous work to its end.
@@ -74,14 +80,14 @@ impl Server {
         self.block_on(self.running.server.restart(servers::Data::Kept)).unwrap();
     }
 
-    /// Runs a command of Redis, written with spaces between its words, which it answers with `+OK`.
-    pub(crate) fn command(&self, command: &str) {
+    /// Runs a command of Redis, written with spaces between its words, and gives the first line of the answer.
+    pub(crate) fn ask(&self, command: &str) -> String {
         let mut stream = TcpStream::connect(self.authority()).unwrap();
         stream.set_read_timeout(Some(HANG_LIMIT)).unwrap();
         write!(stream, "{command}\r\n").unwrap();
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line).unwrap();
-        assert_eq!(line, "+OK\r\n", "{command}");
+        line.trim_end().to_owned()
     }
 }
 
@@ -107,22 +113,28 @@ impl Running {
 }
 
 /// A server that takes connections and never answers.
-pub(crate) struct Silent(TcpListener);
+pub(crate) struct Silent {
+    address: SocketAddr,
+    requests: Receiver<TcpStream>,
+}
 
 impl Silent {
     pub(crate) fn new() -> Self {
-        Self(TcpListener::bind("127.0.0.1:0").unwrap())
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (tell, requests) = channel();
+        thread::spawn(move || listener.incoming().flatten().try_for_each(|stream| tell.send(stream)));
+        Self { address, requests }
     }
 
     /// As the address of a Redis, which may take that long to answer.
     pub(crate) fn url(&self, op_timeout: &str) -> String {
-        let address: SocketAddr = self.0.local_addr().unwrap();
-        format!("redis://{address}?op_timeout={op_timeout}")
+        format!("redis://{}?op_timeout={op_timeout}", self.address)
     }
 
-    /// Waits until a client has sent something.
+    /// Waits until a client connects.
     pub(crate) fn reached(&self) {
-        let (mut stream, _) = self.0.accept().unwrap();
+        let mut stream = self.requests.recv_timeout(HANG_LIMIT).unwrap();
         stream.read_exact(&mut [0]).unwrap();
         // It stays open.
         std::mem::forget(stream);

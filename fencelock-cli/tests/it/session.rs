@@ -51,12 +51,11 @@ impl Session {
                 }
             }
         });
-        let unread = String::new();
         let mut session = Self {
             shell,
             terminal,
             output,
-            unread,
+            unread: String::new(),
         };
         session.see("PROMPT> ");
         session
@@ -67,7 +66,7 @@ impl Session {
         (&self.terminal).write_all(text.as_bytes()).unwrap();
     }
 
-    /// Types a line, and waits until the terminal has shown it. At a prompt: what another process writes meanwhile would come into it.
+    /// Types a line, and waits until the terminal has shown it.
     pub(crate) fn start(&mut self, line: &str) {
         self.type_in(line);
         self.see(line);

@@ -39,7 +39,7 @@ fn a_signal_ends_the_wait_and_leaves_nothing_behind() {
         let mut waiting = world.fencelock();
         let mut waiting = waiting.args(["run", "lock", "--", "touch", "ran"]).spawn().unwrap();
         let process = Process(waiting.id() as i32);
-        wait_until("the signals to be listened to", || process.has("SigCgt:", signal));
+        wait_until("the signals to be listened to", || process.has("SigBlk:", signal));
         process.signal(signal);
         assert_eq!(wait_for(&mut waiting), Some(128 + signal.as_raw()));
     }
@@ -71,24 +71,27 @@ fn a_limit_for_the_size_of_files_is_an_error_and_kills_nobody() {
 }
 
 #[test]
-fn what_the_caller_ignores_the_command_ignores_too_and_nothing_else() {
-    let world = World::new();
-    let ignored = [Signal::HUP, Signal::INT];
-    world.job("exec sleep 600");
-    let mut caller = world.program("setsid");
-    caller.args(["sh", "-c", r#"trap '' HUP INT; exec "$0" run lock -- sh job"#, binary()]);
-    let caller = world.started(&mut caller, "exec sleep 600");
-    for signal in forwarded() {
-        assert_eq!(
-            caller.command.has("SigIgn:", signal),
-            ignored.contains(&signal),
-            "{signal:?}"
-        );
-        assert!(!caller.command.has("SigBlk:", signal), "{signal:?}");
+fn what_the_caller_ignores_the_command_ignores_too_and_nothing_of_ours_is_blocked() {
+    let all = [Signal::HUP, Signal::INT, Signal::PIPE];
+    for (names, ignored) in [("HUP INT", &all[..2]), ("PIPE", &all[2..]), ("PIPE HUP INT", &all)] {
+        let world = World::new();
+        world.job("exec sleep 600");
+        let script = format!(r#"trap '' {names}; exec "$0" run lock -- sh job"#);
+        let mut caller = world.program("setsid");
+        caller.args(["sh", "-c", &script, binary()]);
+        let caller = world.started(&mut caller, "exec sleep 600");
+        for signal in all {
+            assert_eq!(
+                caller.command.has("SigIgn:", signal),
+                ignored.contains(&signal),
+                "{signal:?} of {names}"
+            );
+        }
+        assert_eq!(caller.command.mask("SigBlk:"), 0);
+        for signal in ignored {
+            caller.fencelock().signal(*signal);
+        }
+        caller.fencelock().signal(Signal::TERM);
+        caller.end().is(143, "ready\n", "");
     }
-    for signal in ignored {
-        caller.fencelock().signal(signal);
-    }
-    caller.fencelock().signal(Signal::TERM);
-    caller.end().is(143, "ready\n", "");
 }

@@ -1,7 +1,6 @@
 //! Job control, as somebody at a terminal meets it: as without `fencelock`.
 
 use std::fs;
-use std::io::{self, Write as _};
 
 use rustix::process::Signal;
 
@@ -109,8 +108,6 @@ fn ctrl_z_stops_the_command_and_fg_and_bg_continue_it() {
         session.start(go_on);
         command.comes_to('S');
     }
-    // What is typed while the shell still writes could be shown in two pieces.
-    session.see("PROMPT> ");
     command.signal(Signal::TERM);
     session.start("wait; echo over-$((1 + 1))");
     session.see("over-2");
@@ -230,22 +227,12 @@ fn a_job_that_stays_stopped_is_warned_of_and_ended_before_its_lock() {
         session.type_in(CTRL_Z);
         session.see("PROMPT> ");
         // Somebody else can have the lock, and sees that the command has ended.
-        let next = format!("fencelock run lock -- sh -c 'kill -0 {} || touch mine'", command.0);
-        session.start(&next);
+        session.start(&format!(
+            "fencelock run lock -- sh -c 'kill -0 {} || touch mine'",
+            command.0
+        ));
         session.see("unless the lock lock is renewed");
+        session.see("could not be renewed in time; the command was ended");
         wait_until("the next holder", || world.has("mine"));
-        let (told, killed) = ("could not be renewed in time; the command was ended", "Killed");
-        let mut heard = String::new();
-        wait_until("the end of the job", || {
-            session.type_in("true\n");
-            heard += &session.see("PROMPT> ");
-            heard.contains(told) || heard.contains(killed)
-        });
-        if !heard.contains(told) {
-            let _ = writeln!(
-                io::stderr(),
-                "not judged: too slow, fencelock was killed before it could leave the group"
-            );
-        }
     }
 }

@@ -46,14 +46,14 @@ pub(crate) struct World {
 impl World {
     /// With its locks in a file in the folder.
     pub(crate) fn new() -> Self {
-        Self::on(Backend::Sqlite)
+        let dir = tempfile::tempdir().unwrap();
+        Self { server: None, dir }
     }
 
     /// With its locks in a namespace of its own, if they are on a server.
     pub(crate) fn on(backend: Backend) -> Self {
         let server = (backend != Backend::Sqlite).then(|| Server::shared(backend));
-        let dir = tempfile::tempdir().unwrap();
-        Self { server, dir }
+        Self { server, ..Self::new() }
     }
 
     /// With its locks on a server that no other world uses, which may be harmed.
@@ -89,7 +89,7 @@ impl World {
     }
 
     pub(crate) fn url(&self) -> String {
-        let server = self.server.as_ref().map(|server| server.url.clone());
+        let server = self.server.as_ref().map(Server::url);
         server.unwrap_or_else(|| self.file("locks.db"))
     }
 
@@ -150,6 +150,16 @@ impl World {
     /// The holder of the lock, as `fencelock holder --json` shows it.
     pub(crate) fn holder(&self) -> serde_json::Value {
         self.run("holder lock --json").json()
+    }
+
+    /// Waits until the lock has been renewed.
+    #[track_caller]
+    pub(crate) fn renewed(&self) {
+        let mut last = u64::MAX;
+        wait_until("a renewal", || {
+            let remaining = self.holder()["remaining_ms"].as_u64().unwrap();
+            std::mem::replace(&mut last, remaining) < remaining
+        });
     }
 
     /// Takes the lock away from its holder.
@@ -245,12 +255,20 @@ impl Done {
         assert_eq!(seen, (Some(code), stdout, stderr));
     }
 
-    /// Checks that it failed with that code and one line that holds `says`.
+    /// Checks that it failed with that code and one line, and gives the line.
+    #[track_caller]
+    pub(crate) fn one_line(&self, code: i32) -> &str {
+        let line = self.stderr.strip_prefix("fencelock: ");
+        let is_one = self.stderr.matches('\n').count() == 1 && self.stdout.is_empty();
+        assert!(self.code == Some(code) && is_one && line.is_some(), "{code}: {self:?}");
+        line.unwrap_or_default().trim_end()
+    }
+
+    /// Checks that the line also says that.
     #[track_caller]
     pub(crate) fn fails(&self, code: i32, says: &str) {
-        let is_one_line = self.stderr.starts_with("fencelock: ") && self.stderr.matches('\n').count() == 1;
-        let is_right = self.code == Some(code) && self.stdout.is_empty() && is_one_line;
-        assert!(is_right && self.stderr.contains(says), "{code}, {says}: {self:?}");
+        let line = self.one_line(code);
+        assert!(line.contains(says), "{says}: {line}");
     }
 
     /// Checks its code, and that its output holds all of that.
@@ -278,9 +296,11 @@ impl Done {
 
 impl From<Output> for Done {
     fn from(output: Output) -> Self {
-        let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
-        let code = output.status.code();
-        Self { code, stdout, stderr }
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
     }
 }
 
@@ -338,12 +358,16 @@ impl Process {
         kill_process(Pid::from_raw(self.0).unwrap(), signal).unwrap();
     }
 
-    /// Whether the signal is in a set of its status, such as `SigIgn:`.
+    /// Whether the signal is in a set of its status, such as `SigBlk:`.
     pub(crate) fn has(self, set: &str, signal: Signal) -> bool {
+        self.mask(set) & (1 << (signal.as_raw() - 1)) != 0
+    }
+
+    /// Signals, as a line of its status lists them: bit 0 is signal 1.
+    pub(crate) fn mask(self, set: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap_or_default();
         let mask = status.lines().find_map(|found| found.strip_prefix(set));
-        let mask = mask.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap());
-        mask & (1 << (signal.as_raw() - 1)) != 0
+        mask.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap())
     }
 
     /// Kills it if it is still there; for what a test leaves on purpose.

@@ -41,7 +41,7 @@ fn fails(url: &str, code: i32, says: &str) {
 fn each_failure_of_a_server_has_its_code_within_the_limit_and_shows_no_password() {
     let world = World::new();
     let server = Server::own(Backend::Redis);
-    server.command("CONFIG SET requirepass correct");
+    assert_eq!(server.ask("CONFIG SET requirepass correct"), "+OK");
     let address = server.authority();
     let right = format!("redis://:correct@{address}");
     world.run_at(&right, "run lock -- true").is(0, "", "");
@@ -69,8 +69,9 @@ fn rights(user: &str) -> (Vec<&'static str>, Vec<&'static str>) {
 /// Makes a user with that rule, but for one word, and gives the address for it.
 fn user_without(server: &Server, user: &str, rule: &[&str], missing: &str) -> String {
     let words: Vec<_> = rule.iter().copied().filter(|word| *word != missing).collect();
-    server.command(&format!("ACL SETUSER {user} reset {}", words.join(" ")));
-    server.url.replace("redis://", &format!("redis://{user}:PASSWORD@"))
+    let made = server.ask(&format!("ACL SETUSER {user} reset {}", words.join(" ")));
+    assert_eq!(made, "+OK");
+    server.url().replace("redis://", &format!("redis://{user}:PASSWORD@"))
 }
 
 /// Also those that only a waiter needs, or who releases to one. The rights are those for the namespace that is not named.
@@ -103,15 +104,16 @@ fn a_user_who_may_only_read_sees_the_locks_and_needs_every_right_that_the_docume
     let run = |missing: &str, line: &str| {
         let url = user_without(world.server(), "look", &rule, missing);
         // The server knows no script, so that its text must be sent along.
-        world.server().command("SCRIPT FLUSH");
+        assert_eq!(world.server().ask("SCRIPT FLUSH"), "+OK");
         world.run_at(&url, line)
     };
     run("", "list --names").is(0, "lock\n", "");
+    run("", "holder lock").ends_with(0);
     for missing in needed {
         run(missing, "list").ends_with(78);
     }
-    run("", "run -n other -- true").fails(78, "");
-    run("", "release --force lock").fails(78, "");
+    run("", "run -n other -- true").one_line(78);
+    run("", "release --force lock").one_line(78);
     assert!(!world.is_free());
     running.stop();
 }

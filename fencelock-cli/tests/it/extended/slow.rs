@@ -7,29 +7,38 @@ use crate::ending::{
 };
 use crate::world::{Backend, World};
 
-#[track_caller]
-fn the_command_ends_with_its_lock_on(backend: Backend) {
-    one_that_is_killed_takes_its_command_along(backend);
-    one_that_is_stopped_loses_command_and_lock_and_exits_with_76_when_it_wakes(backend);
-    the_lock_of_one_that_is_killed_is_free_long_before_its_ttl(backend);
-    // For many ttl.
+fn a_command_that_runs_for_many_ttls_keeps_its_lock(backend: Backend) {
     World::on(backend).run("run --ttl 4s lock -- sleep 14").is(0, "", "");
 }
 
-#[test]
-fn sqlite() {
-    the_command_ends_with_its_lock_on(Backend::Sqlite);
+/// Makes a test of each function, on each backend.
+macro_rules! on_every_backend {
+    ($($test:ident),* $(,)?) => {
+        on_every_backend! { $($test)*; sqlite: Sqlite; etcd: Etcd; postgres: Postgres; redis: Redis; }
+    };
+    ($($test:ident)*; $name:ident: $backend:ident; $($rest:tt)*) => {
+        mod $name {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test(crate::world::Backend::$backend);
+                }
+            )*
+        }
+        on_every_backend! { $($test)*; $($rest)* }
+    };
+    ($($test:ident)*;) => {};
+}
+
+on_every_backend! {
+    one_that_is_killed_takes_its_command_along,
+    one_that_is_stopped_loses_command_and_lock_and_exits_with_76_when_it_wakes,
+    the_lock_of_one_that_is_killed_is_free_long_before_its_ttl,
+    a_command_that_runs_for_many_ttls_keeps_its_lock,
 }
 
 #[test]
-fn etcd() {
-    the_command_ends_with_its_lock_on(Backend::Etcd);
-}
-
-#[test]
-fn postgres() {
-    the_command_ends_with_its_lock_on(Backend::Postgres);
-    // A server that dies ends the command at once.
+fn a_postgres_that_dies_ends_the_command_at_once() {
     let world = World::on_own(Backend::Postgres);
     let running = world.sleeper("--ttl 1h");
     let command = running.command;
@@ -39,9 +48,4 @@ fn postgres() {
     let line = done.stderr.lines().last().unwrap();
     let says = line.contains("ended the session or lease that kept the lock");
     assert!(says && done.code == Some(76), "{done:?}");
-}
-
-#[test]
-fn redis() {
-    the_command_ends_with_its_lock_on(Backend::Redis);
 }
